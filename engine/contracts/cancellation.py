@@ -1,0 +1,70 @@
+"""The abort signal: how cancellation travels from any cause to the engine thread.
+
+One controller per generation, owned by the front door; the signal is its read-only face. Raising it is
+idempotent, thread-safe and never blocks; the first reason wins.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from typing import TYPE_CHECKING
+
+from engine.contracts.errors import GenerationAborted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class AbortReason(enum.Enum):
+    """What ended a generation before its own end."""
+
+    REQUESTED = "requested"
+    DISCONNECTED = "disconnected"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+
+
+class AbortSignal:
+    """Read-only view of an abort. Cheap to poll: one attribute read, no lock."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self) -> None:
+        self._reason: AbortReason | None = None
+
+    @property
+    def reason(self) -> AbortReason | None:
+        """Why the generation was aborted, or None while it was not."""
+        return self._reason
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the abort was raised."""
+        return self._reason is not None
+
+    def raise_if_aborted(self) -> None:
+        """Raise `GenerationAborted` with the reason once the abort was raised."""
+        if self._reason is not None:
+            raise GenerationAborted(self._reason)
+
+
+class AbortController:
+    """Owner's side of an abort signal. `on_abort` runs once, on the raising thread, and must not block."""
+
+    __slots__ = ("_lock", "_on_abort", "signal")
+
+    def __init__(self, on_abort: Callable[[], None] | None = None) -> None:
+        self.signal = AbortSignal()
+        self._lock = threading.Lock()
+        self._on_abort = on_abort
+
+    def abort(self, reason: AbortReason) -> bool:
+        """Raise the signal. Returns whether this call was the first."""
+        with self._lock:
+            if self.signal._reason is not None:
+                return False
+            self.signal._reason = reason
+        if self._on_abort is not None:
+            self._on_abort()
+        return True

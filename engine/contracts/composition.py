@@ -1,0 +1,43 @@
+"""Facts resolved once before a graph is built: device, KV storage, chunking, rows, tail split.
+
+Everything here is concrete; a graph without a composition runs under `COMPOSITION_DEFAULTS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvStorageScheme:
+    """How keys and values are stored. `plain` keeps them in the activations' dtype."""
+
+    kind: str = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKvComposition:
+    """Paged storage: tokens per block."""
+
+    block_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """The facts. `prefill_chunk_tokens` None leaves the width to the prefill policy.
+
+    `device` is "cpu", "metal" or "cuda"; `compute_dtype` names the dtype of activations and dense weights.
+    """
+
+    device: str = "cpu"
+    compute_dtype: str = "float32"
+    kv: KvStorageScheme = field(default_factory=KvStorageScheme)
+    paged_kv: PagedKvComposition | None = None
+    prefill_chunk_tokens: int | None = None
+    prefill_tail_split: bool = True
+    grammar_jump: bool = False
+    adapters: bool = False
+    max_rows: int = 32
+
+
+COMPOSITION_DEFAULTS = Composition()

@@ -1,0 +1,209 @@
+"""The error tree: every failure that may leave the engine, as one class with fields.
+
+    EngineError
+    ├── InvalidRequestError          a field out of range or an impossible combination
+    │   ├── PromptTooLongError       prompt (or prompt + forced output) beyond the context
+    │   └── ChatTemplateError        the template is missing, raised, or ran past its bounds
+    ├── UnsupportedOptionError       a known option that this build or graph cannot honour
+    ├── NotFoundError                a model, adapter or generation that is not there
+    ├── DuplicateRequestError        the request id is live already
+    ├── OverloadedError              a bounded resource is full; carries numbers and a pushback
+    ├── UnavailableError             loading, draining, stopped: try again later
+    ├── EngineFailedError            the engine thread died; everything in flight is lost
+    ├── GenerationFailedError        one generation failed through our fault; carries a correlation id
+    ├── GenerationAborted            not a fault: the abort signal was raised; carries the reason
+    ├── ArtifactError                model files cannot be used
+    │   ├── MissingArtifactError     a file or a part of one is absent
+    │   ├── CorruptArtifactError     a file contradicts itself or is cut
+    │   └── UnsupportedArtifactError a well-formed file of a kind that we do not read
+    └── GraphContractError           a graph's declaration and its operations disagree
+
+Messages are written for callers: they name the field, the file (never its folder) and the numbers,
+and hold no prompt text, no exception text of a library and no path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.contracts.cancellation import AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One bad field of a request: its dotted path in the public schema, and what is wrong with it."""
+
+    field: str
+    description: str
+
+
+class EngineError(Exception):
+    """Root of the tree. `str(error)` is safe to show to a caller."""
+
+    reason = "ENGINE_ERROR"
+
+
+class InvalidRequestError(EngineError):
+    """The request can never succeed as it stands. `violations` names each bad field."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, violations: Iterable[FieldViolation]) -> None:
+        self.violations = tuple(violations)
+        super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
+
+    @classmethod
+    def of(cls, field: str, description: str) -> InvalidRequestError:
+        """Build the error for a single field."""
+        return InvalidRequestError([FieldViolation(field, description)])
+
+
+class PromptTooLongError(InvalidRequestError):
+    """The prompt leaves no room for one new token. Units: tokens."""
+
+    reason = "PROMPT_TOO_LONG"
+
+    def __init__(self, *, prompt_tokens: int, context_length: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length
+        super().__init__(
+            [
+                FieldViolation(
+                    "prompt",
+                    f"{prompt_tokens} tokens leave no room for output in a context of {context_length} tokens",
+                )
+            ]
+        )
+
+
+class ChatTemplateError(InvalidRequestError):
+    """The chat template refused the conversation, or cannot be used at all."""
+
+    reason = "CHAT_TEMPLATE"
+
+    def __init__(self, description: str, *, field: str = "prompt.chat") -> None:
+        super().__init__([FieldViolation(field, description)])
+
+
+class UnsupportedOptionError(EngineError):
+    """A known option, message or RPC that cannot be honoured here. `option` is its schema path."""
+
+    reason = "UNSUPPORTED_OPTION"
+
+    def __init__(self, option: str, why: str) -> None:
+        self.option = option
+        self.why = why
+        super().__init__(f"{option} is not supported: {why}")
+
+
+class NotFoundError(EngineError):
+    """Nothing of this kind has this name. `kind` is a noun such as "model" or "generation"."""
+
+    reason = "NOT_FOUND"
+
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind = kind
+        self.name = name
+        super().__init__(f"no {kind} named {name!r}")
+
+
+class DuplicateRequestError(EngineError):
+    """The caller already has a live generation under this request id."""
+
+    reason = "DUPLICATE_REQUEST_ID"
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(f"request id {request_id!r} is in use by a live generation")
+
+
+class OverloadedError(EngineError):
+    """A bounded resource is full. `retry_after_seconds` is the pushback for the caller."""
+
+    reason = "OVERLOADED"
+
+    def __init__(self, resource: str, *, limit: int, used: int, retry_after_seconds: float) -> None:
+        self.resource = resource
+        self.limit = limit
+        self.used = used
+        self.retry_after_seconds = retry_after_seconds
+        super().__init__(f"{resource} is full: {used} of {limit}; retry after {retry_after_seconds:g} s")
+
+
+class UnavailableError(EngineError):
+    """The service cannot take work now, and may later. `state` is "loading", "draining" or "stopped"."""
+
+    reason = "UNAVAILABLE"
+
+    def __init__(self, state: str, message: str | None = None) -> None:
+        self.state = state
+        super().__init__(message or f"the engine is {state}")
+
+
+class EngineFailedError(EngineError):
+    """The engine thread has died; every generation in flight ends with this."""
+
+    reason = "ENGINE_FAILED"
+
+    def __init__(self, correlation_id: str) -> None:
+        self.correlation_id = correlation_id
+        super().__init__(f"the engine has failed (correlation id {correlation_id})")
+
+
+class GenerationFailedError(EngineError):
+    """One generation failed through our fault. The log holds the cause under `correlation_id`."""
+
+    reason = "GENERATION_FAILED"
+
+    def __init__(self, correlation_id: str) -> None:
+        self.correlation_id = correlation_id
+        super().__init__(f"the generation failed (correlation id {correlation_id})")
+
+
+class GenerationAborted(EngineError):  # noqa: N818 - an outcome that was asked for, not a fault
+    """The abort signal was raised; `abort_reason` says by what."""
+
+    reason = "ABORTED"
+
+    def __init__(self, abort_reason: AbortReason) -> None:
+        self.abort_reason = abort_reason
+        super().__init__(f"the generation was aborted: {abort_reason.value}")
+
+
+class ArtifactError(EngineError):
+    """Model files cannot be used. `file` is a file name without its folder."""
+
+    reason = "ARTIFACT"
+
+    def __init__(self, file: str, detail: str) -> None:
+        self.file = file
+        self.detail = detail
+        super().__init__(f"{file}: {detail}")
+
+
+class MissingArtifactError(ArtifactError):
+    """A file, a tensor or a part of the metadata is absent."""
+
+    reason = "ARTIFACT_MISSING"
+
+
+class CorruptArtifactError(ArtifactError):
+    """A file is cut, or contradicts its own header."""
+
+    reason = "ARTIFACT_CORRUPT"
+
+
+class UnsupportedArtifactError(ArtifactError):
+    """A well-formed artifact of a kind, type or architecture that we do not read."""
+
+    reason = "ARTIFACT_UNSUPPORTED"
+
+
+class GraphContractError(EngineError):
+    """A graph does not provide what it declares, or its ABI does not match the method."""
+
+    reason = "GRAPH_CONTRACT"

@@ -1,0 +1,23 @@
+"""The resolved plan of one generation: what will really run, and why softer wishes were not met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.contracts.graph import Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedExecution:
+    """Frozen outcome of planning. `reasons` explains each mismatch that did not refuse the request."""
+
+    method: Method = "autoregressive"
+    mechanism: Literal["continuous", "unsupported"] = "continuous"
+    paged_kv: bool = False
+    prompt_cache: bool = False
+    checkpoint: bool = False
+    fill: bool = False
+    compiled_decode: bool = False
+    grammar_jump: bool = False
+    reasons: tuple[str, ...] = ()

@@ -1,0 +1,176 @@
+"""What a graph is and what it declares: descriptor, geometry, capabilities, packed segments, operations.
+
+A graph declares its capabilities once; bindings check each promise against the operation that it needs.
+Importing this module never imports mlx: arrays appear in annotations alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import mlx.core as mx
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.composition import Composition
+
+BACKEND_MLX = "mlx"
+GRAPH_ABI_AUTOREGRESSIVE = "mlx-hidden-bsh-v1"
+STATE_ABI_CACHE_ARRAY = "legacy-cache-array-v1"
+
+Method = Literal["autoregressive", "denoising"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphDescriptor:
+    """Identity of a bound graph: what it is, and the contracts its tensors and state follow."""
+
+    id: str
+    backend: str
+    graph_abi: str
+    state_abi: str
+    artifact: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphGeometry:
+    """The sizes that policies read. Counts of heads are per layer; `context_length` is in tokens.
+
+    `layer_types` holds "full_attention" or "sliding_attention" per layer; `sliding_window` is 0 without one.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+    layer_types: tuple[str, ...]
+    sliding_window: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCapability:
+    """Whether adapters can be mounted, and whether rows with adapters may share a step."""
+
+    batched: bool = True
+    mountable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaCapability:
+    """How media reach the graph."""
+
+    input: Literal["embeddings", "embeddings+positions", "pixels"]
+    video: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCapability:
+    """A draft head that ships inside the graph."""
+
+    kind: str
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCapability:
+    """`bounded_workspace`: the attention workspace must be bounded at long context."""
+
+    bounded_workspace: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCapability:
+    """`dense_reads`: attention reads plain keys and values only. `delayed_affine`: who may convert late."""
+
+    dense_reads: bool = False
+    delayed_affine: Literal["none", "ordinary", "all"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationCapability:
+    """Which features a speculating row of this graph may combine."""
+
+    adapters: bool = True
+    logprobs: bool = True
+    affine_kv: bool = True
+    turbo_kv: bool = True
+    external_tokens: bool = True
+    grammar_proposals: bool = True
+    immediate_affine4: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphDeclaration:
+    """Everything a graph promises. Source: reference, autoregressive §1.3 (fields and defaults)."""
+
+    method: Method = "autoregressive"
+    packed_segments: bool = True
+    adapters: AdapterCapability = field(default_factory=AdapterCapability)
+    media: MediaCapability | None = None
+    paged_attention: bool = False
+    compiled_decode: bool = False
+    sparse_attention: bool = False
+    embeddings: bool = False
+    hidden_layer_taps: bool = False
+    native_draft: DraftCapability | None = None
+    prefill: PrefillCapability = field(default_factory=PrefillCapability)
+    kv: KvCapability = field(default_factory=KvCapability)
+    speculation: SpeculationCapability = field(default_factory=SpeculationCapability)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSegment:
+    """One row's stretch of a packed step: `length` tokens, appended at the end of that row's caches."""
+
+    length: int
+    caches: Sequence[Cache]
+
+
+class DeclaredGraph(Protocol):
+    """Any resident graph: it says what it is before anything is asked of it."""
+
+    @property
+    def graph_capabilities(self) -> GraphDeclaration:
+        """What the graph promises."""
+
+    @property
+    def geometry(self) -> GraphGeometry:
+        """The sizes that policies read."""
+
+
+class TokenGraph(DeclaredGraph, Protocol):
+    """A graph that the autoregressive method can drive. Shapes: T packed tokens, P positions, V vocabulary."""
+
+    @property
+    def model_type(self) -> str:
+        """The family's name in configuration files, such as "llama"."""
+
+    @property
+    def composition(self) -> Composition | None:
+        """Facts resolved before the graph was built; None means the defaults."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion, in the order in which the model's files name them."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes that the resident weights hold."""
+
+    def make_cache(self) -> list[Cache]:
+        """Fresh state for one row, one entry per layer that has state."""
+
+    def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
+        """Final hidden states [1, T, hidden] of packed `tokens` [1, T] uint32; appends to each cache."""
+
+    def project(self, hidden: mx.array) -> mx.array:
+        """Logits [1, P, V] of selected hidden states [1, P, hidden]."""
+
+    def close(self) -> None:
+        """Release the weights."""

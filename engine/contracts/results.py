@@ -1,0 +1,70 @@
+"""What a generation yields: tokens, their log-probabilities, the finish reason and the statistics.
+
+Times are wall milliseconds, rates tokens per second, log-probabilities natural logarithms.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One candidate of a position: its token id and its log-probability."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position. `top` is sorted from the most likely down."""
+
+    logprob: float | None = None
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedToken:
+    """One committed token. `index` counts from 0 over the completion; EOS is never yielded."""
+
+    token: int
+    index: int
+    text_bytes: bytes = b""
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateStats:
+    """Account of one generation, given on every end.
+
+    `generated_tokens` includes a terminating EOS; `prefill_ms` includes the read-back of token zero.
+    A rate whose denominator is zero is 0. Source: reference, autoregressive §1.2.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    prefill_tps: float = 0.0
+    decode_tps: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    queue_ms: float = 0.0
+    time_to_first_token_ms: float = 0.0
+    cache_tokens: tuple[int, ...] = ()
+
+
+def tokens_per_second(tokens: int, milliseconds: float) -> float:
+    """Rate of `tokens` over `milliseconds`; 0 when no time has passed."""
+    return 1000.0 * tokens / milliseconds if milliseconds > 0 else 0.0
