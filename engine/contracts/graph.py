@@ -163,9 +163,6 @@ class TokenGraph(DeclaredGraph, Protocol):
     def weights_bytes(self) -> int:
         """Bytes that the resident weights hold."""
 
-    def make_cache(self) -> list[Cache]:
-        """Fresh state for one row, one entry per layer that has state."""
-
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T] uint32; appends to each cache."""
 

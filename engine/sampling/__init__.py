@@ -1,0 +1,1 @@
+"""Turns logits into token ids: keys, filters, and the row-wise choice. No global random state."""

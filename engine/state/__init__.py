@@ -1,0 +1,1 @@
+"""State that a row carries between steps: KV caches, built in one place."""
