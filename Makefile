@@ -1,0 +1,112 @@
+# Two verbs matter to a newcomer: `make demo` and `make test`. Everything is installed into .venv with venv and pip;
+# outside the checkout only the user's cache is written (pip's, and the demo model's). Written for GNU make 3.81.
+
+.SUFFIXES:
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+
+MODEL ?= smollm2-135m
+LISTEN ?= 127.0.0.1:50051
+PROMPT ?= What is the capital of France? Answer in one sentence.
+unexport PROMPT
+
+# The device is chosen once, when the environment is made, and kept until `make clean` or another DEVICE=.
+define DETECT_DEVICE
+if [ "$$(uname -s)" = Darwin ]; then echo metal; \
+elif nvidia-smi -L >/dev/null 2>&1; then echo cuda; \
+elif [ -e /dev/nvidiactl ] && ldconfig -p 2>/dev/null | grep -q 'libcuda[.]so'; then echo cuda; \
+else echo cpu; fi
+endef
+ifndef DEVICE
+DEVICE := $(shell cat $(VENV)/device 2>/dev/null || { $(DETECT_DEVICE); })
+endif
+ifeq ($(filter cpu metal cuda,$(DEVICE)),)
+$(error DEVICE must be cpu, metal or cuda, not "$(DEVICE)")
+endif
+ifeq ($(DEVICE)-$(shell uname -s),metal-Linux)
+$(error DEVICE=metal needs macOS on Apple silicon; use cpu or cuda here)
+endif
+ifeq ($(DEVICE)-$(shell uname -s),cuda-Darwin)
+$(error DEVICE=cuda needs Linux with an NVIDIA driver; use metal or cpu here)
+endif
+
+help: ## list these verbs
+	@echo 'mlx-stream: tokens of one shared MLX engine, streamed over gRPC'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
+
+demo: $(VENV)/run ## watch a real model answer, token by token; PROMPT="…" asks something else
+	@$(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT"
+demo: export DEMO_PROMPT = $(value PROMPT)
+
+serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
+	@$(BIN)/mlx-stream serve --model '$(MODEL)' --listen '$(LISTEN)'
+
+setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the other verbs need into .venv
+
+test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
+	@$(BIN)/mlx-stream models pull smollm2-135m
+	@$(BIN)/python -m pytest $(TESTS)
+
+check: check-format check-lint check-types check-imports check-schema check-generated test ## every gate that CI has, tests included
+
+check-format: $(VENV)/check
+	@echo '· format'; $(BIN)/ruff format --check --quiet .
+
+check-lint: $(VENV)/check
+	@echo '· lint'; $(BIN)/ruff check --quiet .
+
+check-types: $(VENV)/run $(VENV)/test $(VENV)/check
+	@echo '· types'; $(BIN)/mypy
+
+check-imports: $(VENV)/run $(VENV)/check
+	@echo '· imports'; $(BIN)/lint-imports --no-cache
+
+check-schema: $(VENV)/check
+	@echo '· schema'; $(BIN)/buf lint && BUF=$(BIN)/buf sh tools/schema_breaking.sh
+
+check-generated: $(VENV)/check
+	@echo '· generated code'; $(BIN)/python proto/generate.py --check
+
+format: $(VENV)/check ## format the code, and fix what the linter can
+	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+generate: $(VENV)/check ## regenerate the client's stubs from the schema
+	@$(BIN)/python proto/generate.py
+
+lock: $(VENV)/made-for ## resolve constraints.txt anew, for every system and Python that we support
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \
+	  --no-emit-package mlx-stream-client --custom-compile-command 'make lock' --output-file constraints.txt pyproject.toml
+
+clean: ## remove the environment, caches and build leftovers (not the downloaded models)
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help demo serve setup test check format generate lock clean check-format check-lint check-types check-imports \
+  check-schema check-generated
+
+# The environment is made anew when its device, its folder or its interpreter is no longer what it was made for.
+MADE_FOR := $(DEVICE) $(CURDIR)
+ifneq ($(shell test -x $(BIN)/python && cat $(VENV)/made-for 2>/dev/null),$(MADE_FOR))
+.PHONY: $(VENV)/made-for
+endif
+
+$(VENV)/made-for:
+	@PYTHON='$(PYTHON)' sh tools/environment.sh $(VENV) $(DEVICE)
+	@printf '%s\n' '$(DEVICE)' > $(VENV)/device && printf '%s\n' '$(MADE_FOR)' > $@
+
+# What each verb needs, and no more: a stamp per set of packages, newer than what it was resolved from.
+REQUIREMENTS := pyproject.toml clients/python/pyproject.toml constraints.txt
+INSTALL := sh tools/install.sh $(BIN)/python
+
+$(VENV)/run: $(VENV)/made-for $(REQUIREMENTS)
+	@$(INSTALL) 'mlx-stream for $(DEVICE)' -e clients/python -e '.[$(DEVICE)]' && touch $@
+
+$(VENV)/test: $(VENV)/made-for $(REQUIREMENTS)
+	@$(INSTALL) 'test tools' -e clients/python -e '.[$(DEVICE),test]' && touch $@
+
+$(VENV)/check: $(VENV)/made-for $(REQUIREMENTS)
+	@$(INSTALL) 'check tools' -e clients/python -e '.[$(DEVICE),check]' && touch $@

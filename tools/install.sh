@@ -1,0 +1,19 @@
+#!/bin/sh
+# Install into a virtual environment at the locked versions: tools/install.sh PYTHON TITLE PIP-ARGUMENT...
+# Shows the large downloads and the summary of pip's output; its errors pass through.
+set -eu
+python=$1 title=$2
+shift 2
+
+echo "Installing $title"
+{
+  code=0
+  "$python" -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt "$@" || code=$?
+  echo "exit $code"
+} | while IFS= read -r line; do
+  case $line in
+    'exit '[0-9]*) exit "${line#exit }" ;;
+    *Downloading*' MB)'*) echo "  ${line#"${line%%[! ]*}"}" ;;
+    'Installing collected packages: '*) echo "  Unpacking $(echo "${line#*: }" | wc -w | tr -d ' ') packages" ;;
+  esac
+done
