@@ -1,4 +1,8 @@
-"""Parameters of rotary position embedding, as a configuration states them."""
+"""Parameters of rotary position embedding, as configuration files state them.
+
+Kinds whose formula needs a value always carry it: whoever parses a file fills in the documented default.
+`dims` counts the components of a head that rotate; context lengths are in tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,27 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """One rotary embedding. `dims` components of each head rotate; lengths are in tokens.
+    """One rotary embedding.
 
-    `traditional` rotates neighbouring pairs (as GGUF llama files are laid out) instead of the two halves.
-    `context_length` is the served length; `original_context_length` the one before scaling.
+    `traditional` pairs neighbouring components (2i, 2i+1) instead of the two halves (i, i + dims/2).
+    `attention_factor` None means that the formula of the kind decides; `long_factor` and `short_factor` hold one
+    value per pair of components and are empty for other kinds than "longrope".
     """
 
+    dims: int
+    context_length: int
     kind: RopeKind = "default"
     theta: float = 10000.0
     traditional: bool = False
-    dims: int
     factor: float = 1.0
-    original_context_length: int = 0
-    context_length: int = 0
+    original_context_length: int = 8192
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
-    attention_factor: float | None = None
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    attention_factor: float | None = None
     partial_rotary_factor: float = 1.0

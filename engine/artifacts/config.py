@@ -1,0 +1,83 @@
+"""The typed configuration of a model, whatever files it was read from.
+
+Grows by families: what only some of them need gets its own record here, never a loose dictionary. Sizes are counts
+of values, `context_length` and `sliding_window` are in tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
+from engine.contracts.graph import GraphGeometry
+from engine.contracts.options import OptionDefaults
+from engine.contracts.rope import RopeConfig, RopeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+__all__ = [
+    "FULL_ATTENTION",
+    "SLIDING_ATTENTION",
+    "ModelConfig",
+    "QuantizationConfig",
+    "QuantizationScheme",
+    "RopeConfig",
+    "RopeKind",
+    "union_of_ids",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What a graph needs to be built, and what the text layer needs to know about its model.
+
+    `model_type` names the graph's family, after aliases. `layer_types` has one entry per layer; `sliding_window`
+    is 0 when no layer slides. `stored_dtype` is the dtype that the files state for dense weights, "" if none.
+    `option_defaults` are the model's own, from `generation_config.json`.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context_length: int
+    norm_eps: float
+    rope: RopeConfig
+    layer_types: tuple[str, ...]
+    sliding_window: int = 0
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    quantization: QuantizationConfig | None = None
+    option_defaults: OptionDefaults = field(default_factory=OptionDefaults)
+    stored_dtype: str = ""
+
+    def geometry(self) -> GraphGeometry:
+        """The sizes that policies read."""
+        return GraphGeometry(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            context_length=self.context_length,
+            layer_types=self.layer_types,
+            sliding_window=self.sliding_window,
+        )
+
+
+def union_of_ids(*sources: Iterable[int]) -> tuple[int, ...]:
+    """Every id once, in the order of first mention."""
+    return tuple(dict.fromkeys(token for source in sources for token in source))

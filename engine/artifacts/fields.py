@@ -1,0 +1,190 @@
+"""Typed, bounded reading of the small JSON files beside a model, and of GGUF metadata.
+
+Every refusal names the file and the field. A JSON null counts as absent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, TypeGuard
+
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+CONFIG_LIMIT_BYTES = 16 * 2**20
+TOKENIZER_LIMIT_BYTES = 256 * 2**20
+LARGEST_COUNT = 2**31 - 1
+
+
+def read_object(path: Path, *, limit_bytes: int = CONFIG_LIMIT_BYTES) -> dict[str, object]:
+    """Parse the JSON object in `path`.
+
+    Raises:
+        MissingArtifactError: there is no such file.
+        CorruptArtifactError: it is not a readable JSON object of at most `limit_bytes`.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit_bytes + 1)
+    except FileNotFoundError:
+        raise MissingArtifactError(path.name, "is not there") from None
+    except OSError as error:
+        raise CorruptArtifactError(path.name, f"cannot be read ({error.strerror})") from None
+    if len(raw) > limit_bytes:
+        raise CorruptArtifactError(path.name, f"is larger than the {limit_bytes} bytes that such a file may have")
+    return parse_object(path.name, raw)
+
+
+def parse_object(file: str, raw: bytes) -> dict[str, object]:
+    """Parse `raw` as one JSON object; raises `CorruptArtifactError` naming `file`."""
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise CorruptArtifactError(file, "is not JSON") from None
+    if not isinstance(document, dict):
+        raise CorruptArtifactError(file, f"must hold a JSON object, not {_kind(document)}")
+    return document
+
+
+class Fields:
+    """One object's fields, read by name with a type; `file` and `prefix` appear in every error."""
+
+    __slots__ = ("_prefix", "_values", "file")
+
+    def __init__(self, file: str, values: Mapping[str, object], prefix: str = "") -> None:
+        self.file = file
+        self._values = values
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def raw(self, name: str) -> object:
+        """The value as it stands, None when absent."""
+        return self._values.get(name)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number from 1; without a `default` it must be there."""
+        value = self._values.get(name)
+        if value is None:
+            if default is None:
+                raise MissingArtifactError(self.file, f"has no {self._prefix}{name}")
+            return default
+        if not _is_whole(value) or not 1 <= value <= LARGEST_COUNT:
+            raise self.bad(name, f"must be a whole number from 1 to {LARGEST_COUNT}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A finite number."""
+        value = self.optional_number(name)
+        return default if value is None else value
+
+    def optional_number(self, name: str) -> float | None:
+        """A finite number, None when absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not _is_number(value):
+            raise self.bad(name, "must be a finite number")
+        return float(value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0; without a `default` it must be there."""
+        value = self.optional_number(name)
+        if value is None:
+            if default is None:
+                raise MissingArtifactError(self.file, f"has no {self._prefix}{name}")
+            return default
+        if value <= 0:
+            raise self.bad(name, "must be above 0")
+        return value
+
+    def optional_flag(self, name: str) -> bool | None:
+        """A boolean, None when absent."""
+        value = self._values.get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        raise self.bad(name, "must be true or false")
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """A boolean."""
+        value = self.optional_flag(name)
+        return default if value is None else value
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.bad(name, "must be text")
+        return value
+
+    def fields(self, name: str) -> Fields | None:
+        """A nested object, None when absent."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.bad(name, "must be an object")
+        return Fields(self.file, value, f"{self._prefix}{name}.")
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers, empty when absent."""
+        found = [float(item) for item in self._items(name, "finite numbers") if _is_number(item)]
+        if len(found) != len(self._items(name, "finite numbers")):
+            raise self.bad(name, "must be a list of finite numbers")
+        return tuple(found)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings, empty when absent."""
+        found = [item for item in self._items(name, "texts") if isinstance(item, str)]
+        if len(found) != len(self._items(name, "texts")):
+            raise self.bad(name, "must be a list of texts")
+        return tuple(found)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id or a list of them, empty when absent."""
+        value = self._values.get(name)
+        items = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+        found = [item for item in items if _is_whole(item) and 0 <= item <= LARGEST_COUNT]
+        if len(found) != len(items):
+            raise self.bad(name, "must be a token id or a list of token ids")
+        return tuple(found)
+
+    def bad(self, name: str, rule: str) -> CorruptArtifactError:
+        """The error for a field that breaks `rule`."""
+        return CorruptArtifactError(self.file, f"{self._prefix}{name} {rule}, got {_shown(self._values.get(name))}")
+
+    def _items(self, name: str, kind: str) -> tuple[object, ...]:
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple):
+            raise self.bad(name, f"must be a list of {kind}")
+        return tuple(value)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,144 @@
+"""A Hugging Face model folder's `config.json` and its neighbours, as a `ModelConfig`.
+
+A nested `text_config` wins over the top level. Defaults of absent fields: KV heads = heads, head_dim = hidden / heads,
+rms_norm_eps 1e-6, no biases, all layers full attention. An absent `tie_word_embeddings` is answered by the weights:
+tied exactly if they hold no output head. Source: reference, §4.3 and §4.6.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.artifacts.config import FULL_ATTENTION, SLIDING_ATTENTION, ModelConfig, union_of_ids
+from engine.artifacts.fields import Fields, read_object
+from engine.artifacts.generation_files import option_defaults, tokenizer_eos_ids
+from engine.artifacts.quantization import parse_quantization
+from engine.artifacts.rope_fields import parse_rope
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+CONFIG_FILE: Final = "config.json"
+GENERATION_CONFIG_FILE: Final = "generation_config.json"
+
+# Names in files, and the family whose graph reads them.
+_FAMILIES: Final[Mapping[str, str]] = {"llama": "llama", "mistral": "llama", "iquestcoder": "llama"}
+
+
+def read_config(folder: Path, *, head_is_stored: bool) -> ModelConfig:
+    """Read the configuration of the model in `folder`; `head_is_stored`: the weights hold `lm_head`.
+
+    Raises:
+        ArtifactError: a file is missing, damaged, or of a kind that we do not read.
+    """
+    document = read_object(folder / CONFIG_FILE)
+    generation: dict[str, object] = {}
+    if (folder / GENERATION_CONFIG_FILE).exists():
+        generation = read_object(folder / GENERATION_CONFIG_FILE)
+    return model_config(
+        document, generation=generation, extra_eos_ids=tokenizer_eos_ids(folder), head_is_stored=head_is_stored
+    )
+
+
+def model_config(
+    document: Mapping[str, object],
+    *,
+    generation: Mapping[str, object] | None = None,
+    extra_eos_ids: tuple[int, ...] = (),
+    head_is_stored: bool = False,
+) -> ModelConfig:
+    """Interpret parsed `config.json` and `generation_config.json` documents; pure."""
+    top = Fields(CONFIG_FILE, document)
+    fields = _text_fields(top, document)
+    defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
+    family = _family(fields)
+    layers = fields.count("num_hidden_layers")
+    heads, kv_heads, head_dim = _heads(fields)
+    context_length = fields.count("max_position_embeddings")
+    layer_types, sliding_window = _layer_types(fields, layers)
+    config = ModelConfig(
+        model_type=family,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=fields.count("hidden_size"),
+        intermediate_size=fields.count("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=context_length,
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope=parse_rope(fields, head_dim=head_dim, context_length=context_length),
+        layer_types=layer_types,
+        sliding_window=sliding_window,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=not head_is_stored),
+        attention_bias=fields.flag("attention_bias", default=False),
+        mlp_bias=fields.flag("mlp_bias", default=False),
+        eos_token_ids=union_of_ids(
+            top.token_ids("eos_token_id"),
+            fields.token_ids("eos_token_id"),
+            defaults.token_ids("eos_token_id"),
+            extra_eos_ids,
+        ),
+        bos_token_id=_first(fields.token_ids("bos_token_id")),
+        quantization=parse_quantization(fields),
+        option_defaults=option_defaults(defaults),
+        stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
+    )
+    check_token_ids(CONFIG_FILE, config)
+    return config
+
+
+def check_token_ids(file: str, config: ModelConfig) -> None:
+    """Raise `CorruptArtifactError` when a special id lies outside the vocabulary."""
+    for token in (*config.eos_token_ids, *([] if config.bos_token_id is None else [config.bos_token_id])):
+        if token >= config.vocab_size:
+            raise CorruptArtifactError(
+                file, f"special token id {token} lies outside the vocabulary of {config.vocab_size}"
+            )
+
+
+def _text_fields(top: Fields, document: Mapping[str, object]) -> Fields:
+    """The top level with everything that `text_config` states laid over it."""
+    nested = top.fields("text_config")
+    if nested is None:
+        return top
+    stated = {name: nested.raw(name) for name in nested if name in nested}
+    return Fields(CONFIG_FILE, {**document, **stated})
+
+
+def _family(fields: Fields) -> str:
+    name = fields.text("model_type")
+    if not name:
+        raise MissingArtifactError(CONFIG_FILE, "has no model_type")
+    if name not in _FAMILIES:
+        known = ", ".join(_FAMILIES)
+        raise UnsupportedArtifactError(CONFIG_FILE, f"model_type {name!r} is not supported; supported: {known}")
+    return _FAMILIES[name]
+
+
+def _heads(fields: Fields) -> tuple[int, int, int]:
+    """Query heads, key/value heads and the size of one head."""
+    hidden_size, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    kv_heads = fields.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise CorruptArtifactError(CONFIG_FILE, f"{heads} attention heads cannot share {kv_heads} key/value heads")
+    if "head_dim" not in fields and hidden_size % heads:
+        raise CorruptArtifactError(CONFIG_FILE, f"hidden_size {hidden_size} is not a multiple of {heads} heads")
+    return heads, kv_heads, fields.count("head_dim", hidden_size // heads)
+
+
+def _layer_types(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
+    """The attention type of every layer, and the window in tokens (0 when no layer slides)."""
+    stated = fields.texts("layer_types") or (FULL_ATTENTION,) * layers
+    if len(stated) != layers:
+        raise CorruptArtifactError(CONFIG_FILE, f"layer_types names {len(stated)} layers, the model has {layers}")
+    for kind in stated:
+        if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
+            raise UnsupportedArtifactError(CONFIG_FILE, f"layer type {kind!r} is not supported")
+    return stated, fields.count("sliding_window") if SLIDING_ATTENTION in stated else 0
+
+
+def _first(ids: tuple[int, ...]) -> int | None:
+    return ids[0] if ids else None

@@ -1,0 +1,90 @@
+"""Rotary parameters from Hugging Face configurations: every spelling of them that is in use.
+
+θ stands at the top (`rope_theta`) or, in newer files, inside `rope_parameters` beside the kind; the kind is spelled
+`type` or `rope_type`. Defaults per kind. Source: reference, model families §4.3 (rope kinds).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from engine.artifacts.fields import Fields
+from engine.contracts.errors import CorruptArtifactError, UnsupportedArtifactError
+from engine.contracts.rope import RopeConfig, RopeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_KINDS: Final[Mapping[str, RopeKind]] = {
+    "default": "default",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "llama3": "llama3",
+    "yarn": "yarn",
+    "deepseek_yarn": "yarn",
+    "telechat3-yarn": "yarn",
+    "longrope": "longrope",
+    "su": "longrope",
+    "proportional": "proportional",
+}
+_ORIGINAL_CONTEXT: Final[Mapping[str, int]] = {"llama3": 8192, "yarn": 4096, "longrope": 4096}
+_NEED_FACTOR: Final = frozenset({"linear", "dynamic", "llama3", "yarn"})
+
+
+def parse_rope(config: Fields, *, head_dim: int, context_length: int) -> RopeConfig:
+    """Read the rotary parameters of `config`.
+
+    Raises:
+        UnsupportedArtifactError: an unknown kind, or parameters per layer type.
+        MissingArtifactError, CorruptArtifactError: a parameter that the kind needs is absent or out of range.
+    """
+    stated = config.fields("rope_parameters") or config.fields("rope_scaling") or Fields(config.file, {})
+    if any(isinstance(stated.raw(name), dict) for name in stated):
+        raise UnsupportedArtifactError(config.file, "rotary parameters per layer type are not supported")
+    kind = _kind(stated)
+    partial = stated.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
+    dims = head_dim if kind == "proportional" else _rotating(config.file, head_dim, partial)
+    original = config.count("original_max_position_embeddings", _ORIGINAL_CONTEXT.get(kind, context_length))
+    return RopeConfig(
+        kind=kind,
+        dims=dims,
+        context_length=context_length,
+        theta=stated.positive("rope_theta", config.positive("rope_theta", 10000.0)),
+        traditional=config.flag("rope_traditional", default=False),
+        factor=stated.positive("factor", None if kind in _NEED_FACTOR else 1.0),
+        original_context_length=stated.count("original_max_position_embeddings", original),
+        low_freq_factor=stated.positive("low_freq_factor", 1.0),
+        high_freq_factor=stated.positive("high_freq_factor", 4.0),
+        beta_fast=stated.positive("beta_fast", 32.0),
+        beta_slow=stated.positive("beta_slow", 1.0),
+        mscale=stated.number("mscale", 1.0),
+        mscale_all_dim=stated.number("mscale_all_dim", 0.0),
+        short_factor=_pair_factors(stated, "short_factor", kind, dims),
+        long_factor=_pair_factors(stated, "long_factor", kind, dims),
+        attention_factor=stated.optional_number("attention_factor"),
+        partial_rotary_factor=partial,
+    )
+
+
+def _kind(stated: Fields) -> RopeKind:
+    name = stated.text("type") or stated.text("rope_type", "default")
+    if name not in _KINDS:
+        raise UnsupportedArtifactError(stated.file, f"rotary embedding of kind {name!r} is not supported")
+    return _KINDS[name]
+
+
+def _rotating(file: str, head_dim: int, partial: float) -> int:
+    dims = int(head_dim * partial)
+    if partial > 1 or dims < 2 or dims % 2:
+        raise CorruptArtifactError(file, f"partial_rotary_factor {partial:g} of head_dim {head_dim} rotates {dims}")
+    return dims
+
+
+def _pair_factors(stated: Fields, name: str, kind: RopeKind, dims: int) -> tuple[float, ...]:
+    """One factor per rotating pair; "longrope" cannot do without them."""
+    if kind != "longrope":
+        return ()
+    factors = stated.numbers(name)
+    if len(factors) != dims // 2:
+        raise CorruptArtifactError(stated.file, f"{name} holds {len(factors)} factors, {dims // 2} pairs rotate")
+    return factors
