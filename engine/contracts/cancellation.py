@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import enum
 import threading
-from typing import TYPE_CHECKING
 
 from engine.contracts.errors import GenerationAborted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class AbortReason(enum.Enum):
@@ -50,14 +46,13 @@ class AbortSignal:
 
 
 class AbortController:
-    """Owner's side of an abort signal. `on_abort` runs once, on the raising thread, and must not block."""
+    """Owner's side of an abort signal."""
 
-    __slots__ = ("_lock", "_on_abort", "signal")
+    __slots__ = ("_lock", "signal")
 
-    def __init__(self, on_abort: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.signal = AbortSignal()
         self._lock = threading.Lock()
-        self._on_abort = on_abort
 
     def abort(self, reason: AbortReason) -> bool:
         """Raise the signal. Returns whether this call was the first."""
@@ -65,6 +60,4 @@ class AbortController:
             if self.signal._reason is not None:
                 return False
             self.signal._reason = reason
-        if self._on_abort is not None:
-            self._on_abort()
         return True

@@ -1,0 +1,104 @@
+"""Turns a request into a row that can be queued: prompt to ids, options resolved, everything checked.
+
+Runs beside the loop and touches no array; a refusal leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.contracts.events import GenerationStarted
+from engine.contracts.prompt import ChatPrompt, TextPrompt
+from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
+from engine.generation.row import Row
+from engine.generation.text import TextAssembler
+
+if TYPE_CHECKING:
+    from engine.contracts.cancellation import AbortSignal
+    from engine.contracts.events import GenerationRequest
+    from engine.contracts.execution import ResolvedExecution
+    from engine.contracts.options import ResolvedOptions
+    from engine.contracts.prompt import Prompt
+    from engine.execution.resident import Resident, TextModel
+
+FRESH_SEED_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """A checked request: what it becomes is fixed, and nothing is held for it yet."""
+
+    generation_id: str
+    request_id: str
+    prompt_ids: list[int]
+    options: ResolvedOptions
+    execution: ResolvedExecution
+
+    def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> Row:
+        """A row for the engine thread."""
+        return Row(
+            prompt=self.prompt_ids,
+            options=self.options,
+            signal=signal,
+            text=TextAssembler(resident.text.tokenizer, self.options.stop_sequences),
+            tail_split=resident.info.composition.prefill_tail_split,
+            submitted_at=submitted_at,
+            clock=time.perf_counter,
+        )
+
+    def started(self, resident: Resident) -> GenerationStarted:
+        """The event that tells the caller that the row was admitted."""
+        return GenerationStarted(
+            generation_id=self.generation_id,
+            request_id=self.request_id,
+            model=resident.info.name,
+            weights_fingerprint=resident.info.fingerprint,
+            descriptor=resident.info.descriptor,
+            execution=self.execution,
+            options=self.options,
+            prompt_tokens=len(self.prompt_ids),
+        )
+
+
+def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
+    """Check `request` against the resident model.
+
+    Raises:
+        EngineError: the first reason to refuse it.
+    """
+    refuse_unavailable(request.options)
+    field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
+    geometry = resident.info.geometry
+    check_prompt(
+        prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field
+    )
+    options = resolve_options(
+        request.options,
+        resident.info,
+        resident.prefill_policy,
+        prompt_tokens=len(prompt_ids),
+        fresh_seed=secrets.randbits(FRESH_SEED_BITS),
+    )
+    generation_id = uuid.uuid4().hex
+    return Acceptance(
+        generation_id=generation_id,
+        request_id=request.request_id or generation_id,
+        prompt_ids=prompt_ids,
+        options=options,
+        execution=resolve_execution(),
+    )
+
+
+def prompt_to_ids(text: TextModel, prompt: Prompt) -> tuple[str, list[int]]:
+    """The schema path of the prompt that was given, and its token ids."""
+    match prompt:
+        case ChatPrompt():
+            return "prompt.chat", text.encode_chat(prompt)[1]
+        case TextPrompt():
+            return "prompt.text", text.tokenizer.encode(prompt.text, add_special_tokens=True, parse_special_tokens=True)
+        case _:
+            return "prompt.tokens.ids", list(prompt.ids)

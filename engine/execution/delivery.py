@@ -1,0 +1,105 @@
+"""From the engine thread to the event loop: one hand-off per step, merged into one mailbox per generation.
+
+A mailbox is used on the loop alone. What it holds is bounded by the generation itself (its prompt and `max_tokens`
+fit the context), and a slow reader finds one merged event instead of many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.events import GenerationEvent
+    from engine.contracts.results import GeneratedToken
+
+
+class Mailbox:
+    """Events of one generation, merged until they are read."""
+
+    def __init__(self, on_finished: Callable[[], None]) -> None:
+        """`on_finished` runs once, when the end arrives."""
+        self._on_finished = on_finished
+        self._arrived = asyncio.Event()
+        self._done = asyncio.Event()
+        self._started: GenerationStarted | None = None
+        self._progress: PrefillProgress | None = None
+        self._tokens: list[GeneratedToken] = []
+        self._text: list[str] = []
+        self._finished: GenerationFinished | None = None
+
+    def put(self, event: GenerationEvent) -> None:
+        """Merge one event; whatever follows the end is dropped."""
+        if self._finished is not None:
+            return
+        match event:
+            case TokensGenerated():
+                self._tokens.extend(event.tokens)
+                self._text.append(event.text)
+            case PrefillProgress():
+                self._progress = event
+            case GenerationStarted():
+                self._started = event
+            case GenerationFinished():
+                self._finished = event
+                self._done.set()
+                self._on_finished()
+        self._arrived.set()
+
+    async def next_event(self) -> GenerationEvent:
+        """Wait for the next event: started, then progress and merged tokens, then the end (again, if asked again)."""
+        while True:
+            event = self._take()
+            if event is not None:
+                return event
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    async def finished(self) -> GenerationFinished:
+        """Wait for the end without reading events."""
+        await self._done.wait()
+        if self._finished is None:
+            raise RuntimeError("the mailbox was marked done without an end")
+        return self._finished
+
+    def _take(self) -> GenerationEvent | None:
+        if self._started is not None:
+            started, self._started = self._started, None
+            return started
+        if self._tokens or self._text:
+            tokens, self._tokens = tuple(self._tokens), []
+            text, self._text = "".join(self._text), []
+            self._progress = None
+            return TokensGenerated(tokens, text)
+        if self._progress is not None:
+            progress, self._progress = self._progress, None
+            return progress
+        return self._finished
+
+
+class Dispatcher:
+    """Carries batches of events from the engine thread to the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Deliver on `loop`."""
+        self._loop = loop
+
+    def deliver(self, batch: Sequence[tuple[Mailbox, GenerationEvent]]) -> None:
+        """Hand over one step's events for all rows at once. Safe from any thread, also after the loop has closed."""
+        if batch:
+            self.call(_put_all, batch)
+
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Run `function` on the loop soon; nothing happens once the loop is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _put_all(batch: Sequence[tuple[Mailbox, GenerationEvent]]) -> None:
+    for mailbox, event in batch:
+        mailbox.put(event)

@@ -1,0 +1,262 @@
+"""The front door: the one class through which a service uses the engine. Lives on an asyncio loop.
+
+Loading and stepping happen on the engine thread; tokenizing and templates run on a small pool beside the loop.
+Importing this module never imports mlx: the engine thread does, after the runtime was prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.contracts.cancellation import AbortController, AbortReason
+from engine.contracts.errors import (
+    DuplicateRequestError,
+    EngineError,
+    EngineFailedError,
+    NotFoundError,
+    UnavailableError,
+)
+from engine.execution.accepting import Acceptance, accept
+from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.resident import Resident, load_on_engine_thread, open_text_model
+from engine.execution.thread import EngineThread, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.events import GenerationEvent, GenerationFinished, GenerationRequest
+    from engine.contracts.model import ModelInfo
+    from engine.contracts.prompt import ChatPrompt
+    from engine.execution.resident import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TEXT_THREADS = 2
+
+
+class EngineState(enum.Enum):
+    """Life of an engine, in order; FAILED and STOPPED are final."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Generation:
+    """One accepted generation: its events, its abort, its end. Used on the loop, except `abort`."""
+
+    def __init__(self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox) -> None:
+        """Built by the engine alone."""
+        self.generation_id = generation_id
+        self.request_id = request_id
+        self._controller = controller
+        self._mailbox = mailbox
+
+    async def next_event(self) -> GenerationEvent:
+        """Wait for the next event; tokens that piled up come merged. The end is always last."""
+        return await self._mailbox.next_event()
+
+    def abort(self, reason: AbortReason) -> None:
+        """Raise the abort signal; the row leaves at the next safe point. Idempotent, from any thread."""
+        self._controller.abort(reason)
+
+    async def finished(self) -> GenerationFinished:
+        """Wait for the end without reading events."""
+        return await self._mailbox.finished()
+
+
+class Engine:
+    """One model, shared by all callers."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Nothing is loaded before `start`."""
+        self._settings = settings
+        self._state = EngineState.LOADING
+        self._thread: EngineThread | None = None
+        self._resident: Resident | None = None
+        self._fault: EngineError | None = None
+        self._ended = asyncio.Event()
+        self._stopping = False
+        self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
+        self._text_pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="mlx-stream-text")
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine stands."""
+        return self._state
+
+    @property
+    def model(self) -> ModelInfo:
+        """The resident model.
+
+        Raises:
+            UnavailableError: it is loading, or the engine has stopped.
+            EngineFailedError: the engine thread has died.
+        """
+        return self._ready().info
+
+    def stalled_seconds(self) -> float:
+        """How long the step in hand has taken; 0 when idle."""
+        return self._thread.stalled_seconds() if self._thread is not None else 0.0
+
+    async def start(self) -> ModelInfo:
+        """Load and warm the model; call once.
+
+        Raises:
+            EngineError: the model cannot be loaded, or `stop` came first.
+        """
+        loop = asyncio.get_running_loop()
+        loaded: asyncio.Future[Resident] = loop.create_future()
+        dispatcher = Dispatcher(loop)
+        text_model = self._text_pool.submit(open_text_model, self._settings)
+
+        def report(resident: Resident) -> None:
+            dispatcher.call(_resolve, loaded, resident)
+
+        self._thread = EngineThread(
+            load=lambda: load_on_engine_thread(self._settings, text_model, report, lambda: self._stopping),
+            dispatcher=dispatcher,
+            on_end=self._on_end,
+            max_queue=self._settings.max_queue,
+            clock=time.perf_counter,
+        )
+        self._dispatcher = dispatcher
+        self._thread.start()
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({loaded, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if not loaded.done():
+            raise self._fault or UnavailableError("stopped")
+        self._resident = loaded.result()
+        if self._state is EngineState.LOADING:
+            self._state = EngineState.READY
+        return self.model
+
+    async def stop(self) -> None:
+        """Abort what runs, end the thread and wait for it. Idempotent; also ends a load, at its next tensor."""
+        self._stopping = True
+        for generation, _ in list(self._live.values()):
+            generation.abort(AbortReason.SHUTDOWN)
+        if self._thread is not None:
+            self._thread.stop()
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            await self._ended.wait()
+        self._text_pool.shutdown(wait=False, cancel_futures=True)
+        if self._state is not EngineState.FAILED:
+            self._state = EngineState.STOPPED
+
+    async def wait_failed(self) -> None:
+        """Return when the engine thread has died."""
+        await self._ended.wait()
+        if self._state is not EngineState.FAILED:
+            await asyncio.Event().wait()
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Tokenize, check and queue one request; every refusal is raised here, before anything is held.
+
+        Raises:
+            EngineError: see the tree; nothing of the request remains.
+        """
+        resident = self._resolve_model(request.model)
+        self._refuse_duplicate(request.caller, request.request_id)
+        submitted_at = time.perf_counter()
+        acceptance = await self._in_text_pool(accept, resident, request)
+        self._ready()
+        self._refuse_duplicate(request.caller, acceptance.request_id)
+        return self._submit(resident, request.caller, acceptance, submitted_at)
+
+    def abort(self, *, caller: str, request_id: str = "", generation_id: str = "") -> Generation | None:
+        """Raise the abort signal of the caller's live generation of that id; None if there is none."""
+        for (owner, live_request_id), (generation, live_id) in self._live.items():
+            if owner == caller and (live_request_id == request_id if request_id else live_id == generation_id):
+                generation.abort(AbortReason.REQUESTED)
+                return generation
+        return None
+
+    async def tokenize(
+        self, text: str, *, model: str, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> list[int]:
+        """Token ids of `text`."""
+        tokenizer = self._resolve_model(model).text.tokenizer
+        return await self._in_text_pool(
+            lambda: tokenizer.encode(
+                text, add_special_tokens=add_special_tokens, parse_special_tokens=parse_special_tokens
+            )
+        )
+
+    async def detokenize(self, ids: Sequence[int], *, model: str, skip_special_tokens: bool) -> str:
+        """Text of `ids`, by the same rules as a stream's."""
+        tokenizer = self._resolve_model(model).text.tokenizer
+        return await self._in_text_pool(lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def render_chat(self, chat: ChatPrompt, *, model: str) -> tuple[str, list[int]]:
+        """The text and the token ids that a conversation becomes."""
+        text = self._resolve_model(model).text
+        return await self._in_text_pool(text.encode_chat, chat)
+
+    def token_bytes(self, ids: Sequence[int], *, model: str) -> list[bytes]:
+        """The bytes that each of `ids` contributes to the text."""
+        tokenizer = self._resolve_model(model).text.tokenizer
+        return [tokenizer.token_bytes(token) for token in ids]
+
+    def _submit(self, resident: Resident, caller: str, acceptance: Acceptance, submitted_at: float) -> Generation:
+        key = (caller, acceptance.request_id)
+        mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
+        controller = AbortController()
+        generation = Generation(
+            generation_id=acceptance.generation_id,
+            request_id=acceptance.request_id,
+            controller=controller,
+            mailbox=mailbox,
+        )
+        row = acceptance.open_row(resident, controller.signal, submitted_at)
+        if self._thread is None:
+            raise UnavailableError("stopped")
+        self._thread.submit(Job(row=row, mailbox=mailbox, started=acceptance.started(resident)))
+        self._live[key] = (generation, acceptance.generation_id)
+        return generation
+
+    def _refuse_duplicate(self, caller: str, request_id: str) -> None:
+        if request_id and (caller, request_id) in self._live:
+            raise DuplicateRequestError(request_id)
+
+    def _resolve_model(self, name: str) -> Resident:
+        resident = self._ready()
+        if name and name != resident.info.name:
+            raise NotFoundError("model", name)
+        return resident
+
+    def _ready(self) -> Resident:
+        if self._fault is not None:
+            raise self._fault
+        if self._state is EngineState.STOPPED or self._stopping:
+            raise UnavailableError("stopped", "the service is shutting down")
+        if self._resident is None:
+            raise UnavailableError("loading", "the model is loading")
+        return self._resident
+
+    async def _in_text_pool(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._text_pool, function, *arguments)
+
+    def _on_end(self, fault: EngineError | None) -> None:
+        if fault is not None and not (self._stopping and isinstance(fault, UnavailableError)):
+            self._fault = fault
+            self._state = EngineState.FAILED
+            if isinstance(fault, EngineFailedError):
+                logger.error("the engine has failed: %s", fault)
+        self._ended.set()
+
+
+def _resolve(future: asyncio.Future[Resident], resident: Resident) -> None:
+    if not future.done():
+        future.set_result(resident)

@@ -1,0 +1,285 @@
+"""The engine thread: owns mlx, takes commands between steps, steps rows, and reports each step once.
+
+It holds a short lock only to exchange commands, never across a step. Clock values are seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from engine.contracts.errors import (
+    EngineError,
+    EngineFailedError,
+    GenerationFailedError,
+    OverloadedError,
+    UnavailableError,
+)
+from engine.contracts.events import PrefillProgress, TokensGenerated
+from engine.contracts.results import FinishReason
+from engine.execution.scheduler import plan_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.events import GenerationEvent, GenerationStarted
+    from engine.execution.delivery import Dispatcher, Mailbox
+    from engine.generation.row import Row
+
+logger = logging.getLogger(__name__)
+
+FAILED_STEPS_LIMIT = 3
+"""Steps that fail in a row, without one that works, before the device is taken for dead."""
+
+QUEUE_RETRY_SECONDS = 1.0
+
+
+class Stepper(Protocol):
+    """What the thread drives once a model is resident. Every call comes from the engine thread."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that may share a step."""
+
+    @property
+    def prefill_budget_tokens(self) -> int:
+        """Prompt tokens that one step may hold beside the decoding rows."""
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+
+    def step(self, rows: Sequence[Row]) -> list[int | None]:
+        """Advance `rows` by one unit each; the sampled token of each, or None."""
+
+    def resume(self) -> None:
+        """Work begins after a time without any."""
+
+    def rest(self) -> None:
+        """No work is left for now: give back what is held for speed only."""
+
+    def close(self) -> None:
+        """Release the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One accepted generation on its way through the engine."""
+
+    row: Row
+    mailbox: Mailbox
+    started: GenerationStarted
+
+
+class EngineThread:
+    """Runs the loop. `submit` and `stop` may be called from any thread; abort signals are read between steps."""
+
+    def __init__(
+        self,
+        *,
+        load: Callable[[], Stepper],
+        dispatcher: Dispatcher,
+        on_end: Callable[[EngineError | None], None],
+        max_queue: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`load` runs first, on the thread; `on_end` gets the fault that ended the thread, or None after `stop`."""
+        self._load = load
+        self._dispatcher = dispatcher
+        self._on_end = on_end
+        self._max_queue = max_queue
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._incoming: list[Job] = []
+        self._stopping = False
+        self._ended = False
+        self._max_rows = 0
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._failed_steps = 0
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job.
+
+        Raises:
+            OverloadedError: the queue is full.
+            UnavailableError: the thread has ended or is about to.
+        """
+        with self._changed:
+            if self._stopping or self._ended:
+                raise UnavailableError("stopped")
+            queued = len(self._incoming) + len(self._waiting) + len(self._running) - self._max_rows
+            if queued >= self._max_queue:
+                raise OverloadedError(
+                    "the queue", limit=self._max_queue, used=queued, retry_after_seconds=QUEUE_RETRY_SECONDS
+                )
+            self._incoming.append(job)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Ask the thread to end after the step in hand. Rows that still run must have been aborted before."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait for the thread's end."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def stalled_seconds(self) -> float:
+        """How long the step in hand has taken; 0 when idle. Read without a lock: the value is one attribute."""
+        busy_since = self._busy_since
+        return 0.0 if busy_since is None else max(0.0, self._clock() - busy_since)
+
+    def _run(self) -> None:
+        fault: EngineError | None = None
+        try:
+            stepper = self._load()
+            self._max_rows = stepper.max_rows
+            try:
+                while self._turn(stepper):
+                    pass
+            finally:
+                self._release()
+                stepper.close()
+        except EngineError as error:
+            fault = error
+        except BaseException:
+            correlation_id = _correlation_id()
+            logger.exception("the engine thread died (correlation id %s)", correlation_id)
+            fault = EngineFailedError(correlation_id)
+        self._end(fault)
+
+    def _end(self, fault: EngineError | None) -> None:
+        """Refuse what comes, and end everything that is still here: nobody may wait for a thread that is gone."""
+        with self._changed:
+            self._ended = True
+            jobs = [*self._running, *self._waiting, *self._incoming]
+            self._incoming.clear()
+        self._running, self._busy_since = [], None
+        self._waiting.clear()
+        error = fault or UnavailableError("stopped", "the service is shutting down")
+        self._dispatcher.deliver([(job.mailbox, job.row.finished(FinishReason.ERROR, error=error)) for job in jobs])
+        self._dispatcher.call(self._on_end, fault)
+
+    def _turn(self, stepper: Stepper) -> bool:
+        """One round: take commands, drop aborted rows, admit, step. Returns False when it is time to end."""
+        if not self._take_commands(stepper):
+            return False
+        events = self._drop_aborted()
+        events += self._admit(stepper)
+        self._dispatcher.deliver(events)
+        if self._running:
+            self._dispatcher.deliver(self._step(stepper))
+        return True
+
+    def _take_commands(self, stepper: Stepper) -> bool:
+        if not (self._waiting or self._running):
+            self._sleep_until_work(stepper)
+        self._busy_since = self._clock()
+        with self._changed:
+            self._waiting.extend(self._incoming)
+            self._incoming.clear()
+            return bool(self._waiting or self._running or not self._stopping)
+
+    def _sleep_until_work(self, stepper: Stepper) -> None:
+        with self._changed:
+            if self._incoming or self._stopping:
+                return
+        stepper.rest()
+        self._busy_since = None
+        with self._changed:
+            self._changed.wait_for(lambda: self._incoming or self._stopping)
+        stepper.resume()
+
+    def _drop_aborted(self) -> list[tuple[Mailbox, GenerationEvent]]:
+        gone = [job for job in (*self._running, *self._waiting) if job.row.signal.aborted]
+        events: list[tuple[Mailbox, GenerationEvent]] = []
+        for job in gone:
+            text, finished = job.row.aborted()
+            self._remove(job)
+            events += _told(job, [TokensGenerated((), text)] if text else [], finished)
+        return events
+
+    def _admit(self, stepper: Stepper) -> list[tuple[Mailbox, GenerationEvent]]:
+        events: list[tuple[Mailbox, GenerationEvent]] = []
+        while self._waiting and len(self._running) < stepper.max_rows:
+            job = self._waiting.popleft()
+            job.row.admit(stepper.make_caches())
+            self._running.append(job)
+            events.append((job.mailbox, job.started))
+        return events
+
+    def _step(self, stepper: Stepper) -> list[tuple[Mailbox, GenerationEvent]]:
+        jobs = {job.row: job for job in self._running}
+        rows = plan_step(list(jobs), prefill_budget_tokens=stepper.prefill_budget_tokens)
+        try:
+            drawn = stepper.step(rows)
+        except Exception:
+            return self._failed_step([jobs[row] for row in rows])
+        self._failed_steps = 0
+        return [event for row, token in zip(rows, drawn, strict=True) for event in self._advance(jobs[row], token)]
+
+    def _failed_step(self, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
+        correlation_id = _correlation_id()
+        logger.exception("a step of %d rows failed (correlation id %s)", len(jobs), correlation_id)
+        self._failed_steps += 1
+        if self._failed_steps >= FAILED_STEPS_LIMIT:
+            raise EngineFailedError(correlation_id)
+        return [event for job in jobs for event in self._fail(job, GenerationFailedError(correlation_id))]
+
+    def _advance(self, job: Job, token: int | None) -> list[tuple[Mailbox, GenerationEvent]]:
+        """Commit one row's token; a fault in its text or stop rules ends this row alone."""
+        row = job.row
+        if token is None:
+            return [(job.mailbox, PrefillProgress(row.prefilled_tokens, row.prompt_tokens))]
+        try:
+            shown, text, finished = row.commit(token)
+        except Exception:
+            correlation_id = _correlation_id()
+            logger.exception("a row failed to commit its token (correlation id %s)", correlation_id)
+            return self._fail(job, GenerationFailedError(correlation_id))
+        events: list[GenerationEvent] = []
+        if shown is not None or text:
+            events.append(TokensGenerated(() if shown is None else (shown,), text))
+        if finished is None:
+            return _told(job, events)
+        self._remove(job)
+        return _told(job, events, finished)
+
+    def _fail(self, job: Job, error: EngineError) -> list[tuple[Mailbox, GenerationEvent]]:
+        finished = job.row.finished(FinishReason.ERROR, error=error)
+        self._remove(job)
+        return _told(job, [], finished)
+
+    def _remove(self, job: Job) -> None:
+        if job in self._running:
+            self._running.remove(job)
+        else:
+            self._waiting.remove(job)
+        job.row.close()
+
+    def _release(self) -> None:
+        for job in self._running:
+            job.row.close()
+
+
+def _told(
+    job: Job, events: Sequence[GenerationEvent], finished: GenerationEvent | None = None
+) -> list[tuple[Mailbox, GenerationEvent]]:
+    return [(job.mailbox, event) for event in (*events, *([finished] if finished is not None else []))]
+
+
+def _correlation_id() -> str:
+    return uuid.uuid4().hex[:12]

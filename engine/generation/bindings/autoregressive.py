@@ -1,0 +1,119 @@
+"""Joins a resident graph to the autoregressive method: its operations, state, memory and policies.
+
+Nothing here reads which model the graph is. Weights are borrowed for the binding's lifetime; caches that it makes
+belong to the row that asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.contracts.composition import COMPOSITION_DEFAULTS
+from engine.contracts.errors import GraphContractError
+from engine.contracts.graph import (
+    BACKEND_MLX,
+    GRAPH_ABI_AUTOREGRESSIVE,
+    STATE_ABI_CACHE_ARRAY,
+    GraphDescriptor,
+)
+from engine.generation.bindings.prefill_policy import resolve_mlx_prefill_policy
+from engine.state.build import build_caches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import mlx.core as mx
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.composition import Composition
+    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment, TokenGraph
+    from engine.contracts.prefill import PrefillPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxAutoregressiveBinding:
+    """Everything the autoregressive loop needs of a graph, fixed at bind time."""
+
+    graph: TokenGraph
+    descriptor: GraphDescriptor
+    declaration: GraphDeclaration
+    geometry: GraphGeometry
+    composition: Composition
+    prefill_policy: PrefillPolicy
+    eos_token_ids: tuple[int, ...]
+    weights_bytes: int
+
+    def make_cache(self) -> list[Cache]:
+        """Fresh state for one row, as the composition says."""
+        return build_caches(self.geometry, self.composition)
+
+    def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
+        """Final hidden states [1, T, hidden] of packed `tokens` [1, T]."""
+        return self.graph.hidden(tokens, segments)
+
+    def project(self, hidden: mx.array) -> mx.array:
+        """Logits [1, P, V] of selected hidden states [1, P, hidden]."""
+        return self.graph.project(hidden)
+
+
+def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding:
+    """Bind a graph that declares the autoregressive method.
+
+    Raises:
+        GraphContractError: the graph declares another method, or promises an operation that it lacks.
+    """
+    declaration = graph.graph_capabilities
+    if declaration.method != "autoregressive":
+        raise GraphContractError(f"the graph declares the {declaration.method} method, not the autoregressive one")
+    _refuse_unkept_promises(declaration)
+    composition = graph.composition or COMPOSITION_DEFAULTS
+    binding = MlxAutoregressiveBinding(
+        graph=graph,
+        descriptor=GraphDescriptor(
+            id=f"legacy:{graph.model_type}",
+            backend=BACKEND_MLX,
+            graph_abi=GRAPH_ABI_AUTOREGRESSIVE,
+            state_abi=STATE_ABI_CACHE_ARRAY,
+            artifact="legacy-resident-model",
+        ),
+        declaration=declaration,
+        geometry=graph.geometry,
+        composition=composition,
+        prefill_policy=resolve_mlx_prefill_policy(graph, composition.prefill_chunk_tokens),
+        eos_token_ids=graph.eos_token_ids,
+        weights_bytes=graph.weights_bytes,
+    )
+    assert_mlx_autoregressive_binding(binding)
+    return binding
+
+
+def assert_mlx_autoregressive_binding(binding: MlxAutoregressiveBinding) -> None:
+    """Check the descriptor against the ABIs that the method understands; raises `GraphContractError`."""
+    descriptor = binding.descriptor
+    wanted = {
+        "backend": BACKEND_MLX,
+        "graph_abi": GRAPH_ABI_AUTOREGRESSIVE,
+        "state_abi": STATE_ABI_CACHE_ARRAY,
+    }
+    for field, value in wanted.items():
+        found = getattr(descriptor, field)
+        if found != value:
+            raise GraphContractError(f"binding {descriptor.id} has {field} {found!r}; the method needs {value!r}")
+
+
+def _refuse_unkept_promises(declaration: GraphDeclaration) -> None:
+    """Refuse declarations whose operation the token-graph Protocol does not hold yet."""
+    promised = {
+        "media": declaration.media is not None,
+        "compiled_decode": declaration.compiled_decode,
+        "embeddings": declaration.embeddings,
+        "native_draft": declaration.native_draft is not None,
+        "hidden_layer_taps": declaration.hidden_layer_taps,
+        "paged_attention": declaration.paged_attention,
+    }
+    missing = sorted(name for name, promise in promised.items() if promise)
+    if missing:
+        raise GraphContractError(f"the graph declares {', '.join(missing)} but provides no such operation")
+    if not declaration.packed_segments:
+        raise GraphContractError("the graph does not take packed segments, and no other stepping is available")

@@ -1,0 +1,126 @@
+"""Turns a caller's options into what will really run: resolved values, execution facts, refusals by name.
+
+Pure: reads the model's facts, touches no array. Everything that depends on the model is checked here, before admission.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.contracts.errors import FieldViolation, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
+from engine.contracts.execution import ResolvedExecution
+from engine.contracts.options import OptionDefaults, ResolvedOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.model import ModelInfo
+    from engine.contracts.options import GenerateOptions
+    from engine.contracts.prefill import PrefillPolicy
+
+OUR_DEFAULTS = OptionDefaults(max_tokens=512, temperature=0.0, top_p=0.0, top_k=0, min_p=0.0)
+
+NOT_AVAILABLE = "this build does not offer it yet"
+
+_UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
+    "xtc_probability": lambda o: bool(o.xtc_probability),
+    "xtc_threshold": lambda o: o.xtc_threshold is not None,
+    "xtc_special_tokens": lambda o: bool(o.xtc_special_tokens),
+    "hlg": lambda o: o.hlg is not None,
+    "curve": lambda o: bool(o.curve),
+    "logit_bias": lambda o: bool(o.logit_bias),
+    "repetition_penalty": lambda o: o.repetition_penalty not in (None, 1.0),
+    "repetition_context_size": lambda o: o.repetition_context_size is not None,
+    "presence_penalty": lambda o: bool(o.presence_penalty),
+    "presence_context_size": lambda o: o.presence_context_size is not None,
+    "frequency_penalty": lambda o: bool(o.frequency_penalty),
+    "frequency_context_size": lambda o: o.frequency_context_size is not None,
+    "logprobs": lambda o: bool(o.logprobs),
+    "top_logprobs": lambda o: bool(o.top_logprobs),
+    "adapters": lambda o: bool(o.adapters),
+    "constraint": lambda o: o.constraint is not None,
+    "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
+    "cache_session_id": lambda o: bool(o.cache_session_id),
+    "cache": lambda o: o.cache is not None,
+    "speculation": lambda o: o.speculation is not None,
+    "fill": lambda o: o.fill not in (None, "off"),
+    "denoising": lambda o: o.denoising is not None,
+}
+
+
+def refuse_unavailable(options: GenerateOptions) -> None:
+    """Raise `UnsupportedOptionError` for the first option that is set and cannot be honoured.
+
+    A value that asks for nothing (a penalty of 1, a fill of "off") is honoured by doing nothing.
+    """
+    for name, is_asked in _UNAVAILABLE.items():
+        if is_asked(options):
+            raise UnsupportedOptionError(f"options.{name}", NOT_AVAILABLE)
+
+
+def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, context_length: int, field: str) -> None:
+    """Check a prompt's ids and length.
+
+    Raises:
+        InvalidRequestError: no ids, or one outside the vocabulary (the first bad position is named).
+        PromptTooLongError: no room for one new token.
+    """
+    if not prompt_ids:
+        raise InvalidRequestError.of(field, "the prompt is empty: at least one token is needed")
+    for position, token in enumerate(prompt_ids):
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError.of(
+                f"{field}[{position}]", f"token id {token} is outside the vocabulary of {vocab_size}"
+            )
+    if len(prompt_ids) >= context_length:
+        raise PromptTooLongError(prompt_tokens=len(prompt_ids), context_length=context_length)
+
+
+def resolve_options(
+    options: GenerateOptions, model: ModelInfo, policy: PrefillPolicy, *, prompt_tokens: int, fresh_seed: int
+) -> ResolvedOptions:
+    """Fill in defaults (the caller's value, else the model's, else ours) and check what depends on the model.
+
+    `max_tokens` is cut to the room that the context leaves, so a generation that reaches it ends with LENGTH.
+
+    Raises:
+        InvalidRequestError: an id lies outside the vocabulary.
+    """
+    _check_ids("eos_token_ids", options.eos_token_ids or (), model.geometry.vocab_size)
+    defaults = model.option_defaults
+    room = model.geometry.context_length - prompt_tokens
+    return ResolvedOptions(
+        max_tokens=min(_first(options.max_tokens, defaults.max_tokens, OUR_DEFAULTS.max_tokens), room),
+        eos_token_ids=model.eos_token_ids if options.eos_token_ids is None else options.eos_token_ids,
+        stop_sequences=options.stop_sequences,
+        prefill_chunk_size=_first(options.prefill_chunk_size, policy.chunk_size(prompt_tokens)),
+        temperature=_first(options.temperature, defaults.temperature, OUR_DEFAULTS.temperature),
+        top_p=_first(options.top_p, defaults.top_p, OUR_DEFAULTS.top_p),
+        top_k=_first(options.top_k, defaults.top_k, OUR_DEFAULTS.top_k),
+        min_p=_first(options.min_p, defaults.min_p, OUR_DEFAULTS.min_p),
+        min_tokens_to_keep=_first(options.min_tokens_to_keep, 1),
+        seed=_first(options.seed, fresh_seed),
+        seed_was_explicit=options.seed is not None,
+    )
+
+
+def resolve_execution() -> ResolvedExecution:
+    """What this build runs: autoregressive rows in the shared, continuously batched step."""
+    return ResolvedExecution(method="autoregressive", mechanism="continuous")
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    bad = [
+        FieldViolation(f"options.{name}[{index}]", f"token id {token} is outside the vocabulary of {vocab_size}")
+        for index, token in enumerate(ids)
+        if not 0 <= token < vocab_size
+    ]
+    if bad:
+        raise InvalidRequestError(bad[:8])
+
+
+def _first(*values: Any) -> Any:
+    for value in values:
+        if value is not None:
+            return value
+    raise ValueError("no default is stated")

@@ -1,0 +1,173 @@
+"""One autoregressive generation inside the shared step: where it stands, what it has said, how it ends.
+
+A row owns its caches and its text; it never touches another row. Clock values are seconds, statistics milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.contracts.errors import GenerationAborted, UnavailableError
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.events import GenerationFinished
+from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
+from engine.generation.prefill import PrefillStep, next_prefill_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.cancellation import AbortSignal
+    from engine.contracts.errors import EngineError
+    from engine.contracts.options import ResolvedOptions
+    from engine.generation.text import TextAssembler
+
+
+@dataclass(frozen=True, slots=True)
+class RowUnit:
+    """What one row contributes to a step: a stretch of its prompt, or its pending token."""
+
+    tokens: tuple[int, ...]
+    samples: bool
+
+
+class Row:
+    """The state of one generation from admission to its end."""
+
+    def __init__(
+        self,
+        *,
+        prompt: Sequence[int],
+        options: ResolvedOptions,
+        signal: AbortSignal,
+        text: TextAssembler,
+        tail_split: bool,
+        submitted_at: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """Take a validated prompt and resolved options; `submitted_at` is the clock at submission."""
+        self.options = options
+        self.signal = signal
+        self.caches: list[Cache] = []
+        self._prompt = tuple(prompt)
+        self._text = text
+        self._tail_split = tail_split
+        self._clock = clock
+        self._submitted_at = submitted_at
+        self._admitted_at: float | None = None
+        self._first_token_at: float | None = None
+        self._prefilled = 0
+        self._generated: list[int] = []
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._prompt)
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens whose state has been written."""
+        return self._prefilled
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens remain."""
+        return self._prefilled < len(self._prompt)
+
+    @property
+    def next_index(self) -> int:
+        """Completion index of the token that will be sampled next."""
+        return len(self._generated)
+
+    @property
+    def next_width(self) -> int:
+        """Tokens that the next unit will hold."""
+        return self._prefill_step().tokens if self.is_prefilling else 1
+
+    def admit(self, caches: list[Cache]) -> None:
+        """Take fresh caches and start the clock of the prefill."""
+        self.caches = caches
+        self._admitted_at = self._clock()
+
+    def next_unit(self) -> RowUnit:
+        """The work that follows."""
+        if not self.is_prefilling:
+            return RowUnit((self._generated[-1],), samples=True)
+        step = self._prefill_step()
+        return RowUnit(self._prompt[step.start : step.end], samples=step.final)
+
+    def settle(self, unit: RowUnit) -> None:
+        """Record that the state of `unit` has been written."""
+        if self.is_prefilling:
+            self._prefilled += len(unit.tokens)
+
+    def commit(self, token: int) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
+        """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
+        index = len(self._generated)
+        self._generated.append(token)
+        if self._first_token_at is None:
+            self._first_token_at = self._clock()
+        if token in self.options.eos_token_ids:
+            return None, self._text.finish(), self.finished(FinishReason.STOP)
+        pushed = self._text.push(token)
+        shown = GeneratedToken(token=token, index=index, text_bytes=pushed.token_bytes)
+        if pushed.matched_stop is not None:
+            return shown, pushed.text, self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
+        if len(self._generated) >= self.options.max_tokens:
+            return shown, pushed.text + self._text.finish(), self.finished(FinishReason.LENGTH)
+        return shown, pushed.text, None
+
+    def aborted(self) -> tuple[str, GenerationFinished]:
+        """End after the abort signal: the text that was held back, and the end with its statistics."""
+        reason = self.signal.reason or AbortReason.REQUESTED
+        kind = FinishReason.DEADLINE if reason is AbortReason.DEADLINE else FinishReason.CANCELLED
+        error: EngineError = GenerationAborted(reason)
+        if reason is AbortReason.SHUTDOWN:
+            kind, error = FinishReason.ERROR, UnavailableError("stopped", "the service is shutting down")
+        return self._text.finish(), self.finished(kind, error=error)
+
+    def finished(
+        self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
+    ) -> GenerationFinished:
+        """The end, with the statistics as they stand."""
+        return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
+
+    def stats(self) -> GenerateStats:
+        """Statistics up to now. Source: reference, autoregressive §1.2."""
+        now = self._clock()
+        admitted = self._admitted_at if self._admitted_at is not None else now
+        first = self._first_token_at if self._first_token_at is not None else now
+        prefill_ms = 1000 * (first - admitted)
+        decode_ms = 1000 * (now - first)
+        return GenerateStats(
+            prompt_tokens=len(self._prompt),
+            generated_tokens=len(self._generated),
+            prefill_tps=tokens_per_second(self._prefilled, prefill_ms),
+            decode_tps=tokens_per_second(len(self._generated), decode_ms),
+            prefill_ms=prefill_ms,
+            decode_ms=decode_ms,
+            queue_ms=1000 * (admitted - self._submitted_at),
+            time_to_first_token_ms=0.0 if self._first_token_at is None else 1000 * (first - self._submitted_at),
+            cache_tokens=self._cache_tokens(),
+        )
+
+    def close(self) -> None:
+        """Release the row's state; called once, on every path."""
+        for cache in self.caches:
+            cache.close()
+        self.caches = []
+
+    def _cache_tokens(self) -> tuple[int, ...]:
+        """Tokens whose state is written: a sampled token is written only when its successor is computed."""
+        if self.is_prefilling:
+            return self._prompt[: self._prefilled]
+        return self._prompt + tuple(self._generated[:-1])
+
+    def _prefill_step(self) -> PrefillStep:
+        return next_prefill_step(
+            length=len(self._prompt),
+            position=self._prefilled,
+            chunk_size=self.options.prefill_chunk_size,
+            tail_split=self._tail_split,
+        )

@@ -1,0 +1,91 @@
+"""Scopes around work on a graph: adapters in use, expert usage accounts, wired memory.
+
+Each restores what it changed on every exit. Wired memory is held by the engine from first work to idle, not per row.
+Source: reference, autoregressive §8; denoising-and-models §7.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+WIRED_SHARE = 0.5
+"""Wire a model that holds more than this share of the device's recommended working set."""
+
+
+class AdapterState(Protocol):
+    """The ordered ids of the adapters that a graph applies now."""
+
+    active: list[str]
+
+
+class ExpertRuntime(Protocol):
+    """Accounts of which experts were used; flushed when a generation ends."""
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that resident experts will hold; 0 when unknown."""
+
+    def finish_usage(self) -> None:
+        """Write the accounts of a generation that has ended, on any path."""
+
+
+@contextmanager
+def adapter_scope(state: AdapterState, adapters: Sequence[str]) -> Iterator[None]:
+    """Apply `adapters` (ordered ids) inside, and restore the previous ones on any exit."""
+    previous = state.active
+    state.active = list(adapters)
+    try:
+        yield
+    finally:
+        state.active = previous
+
+
+@contextmanager
+def usage_scope(experts: ExpertRuntime | None) -> Iterator[None]:
+    """Finish the usage accounts of `experts` on any exit; without experts there is nothing to do."""
+    try:
+        yield
+    finally:
+        if experts is not None:
+            experts.finish_usage()
+
+
+def needs_wired_limit(
+    *, weights_bytes: int, planned_expert_bytes: int, working_set_bytes: int, forced: bool = False
+) -> bool:
+    """Whether the weights are large enough, against the device's working set, to be worth wiring."""
+    if working_set_bytes <= 0:
+        return False
+    return forced or max(weights_bytes, planned_expert_bytes) > WIRED_SHARE * working_set_bytes
+
+
+class WiredScope:
+    """Raises the device's wired limit while entered; nests, and restores the limit when the outermost ends."""
+
+    def __init__(
+        self, *, limit_bytes: int, set_limit: Callable[[int], int], synchronize: Callable[[], None]
+    ) -> None:
+        """`set_limit` (for instance `mx.set_wired_limit`) returns the previous limit; 0 bytes makes this a no-op."""
+        self._limit_bytes = limit_bytes
+        self._set_limit = set_limit
+        self._synchronize = synchronize
+        self._depth = 0
+        self._previous = 0
+
+    def __enter__(self) -> WiredScope:
+        """Raise the limit at the outermost entry."""
+        if self._depth == 0 and self._limit_bytes:
+            self._previous = self._set_limit(self._limit_bytes)
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for pending work, then restore the limit, at the outermost exit."""
+        self._depth -= 1
+        if self._depth == 0 and self._limit_bytes:
+            self._synchronize()
+            self._set_limit(self._previous)

@@ -1,0 +1,125 @@
+"""Filters and draws against numpy, written the slow and obvious way."""
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.contracts.options import ResolvedOptions
+from engine.sampling import filters
+from engine.sampling.keys import step_key
+from engine.sampling.sampler import Draw, log_softmax, sample
+
+VOCAB = 40
+
+
+def options(**changes):
+    values = {
+        "max_tokens": 8,
+        "eos_token_ids": (),
+        "stop_sequences": (),
+        "prefill_chunk_size": 8,
+        "temperature": 0.0,
+        "top_p": 0.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "min_tokens_to_keep": 1,
+        "seed": 1,
+        "seed_was_explicit": True,
+    }
+    return ResolvedOptions(**(values | changes))
+
+
+def logits(seed, rows=1, scale=3.0):
+    return np.random.default_rng(seed).normal(size=(rows, VOCAB)).astype(np.float32) * scale
+
+
+def naive_logprobs(row):
+    wide = row.astype(np.float64)
+    return wide - (np.log(np.exp(wide - wide.max()).sum()) + wide.max())
+
+
+def kept(filtered):
+    return set(np.flatnonzero(np.isfinite(np.array(filtered))).tolist())
+
+
+@given(st.integers(0, 500), st.floats(0.05, 0.95))
+@settings(max_examples=60, deadline=None)
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass(seed, probability):
+    logprobs = naive_logprobs(logits(seed)[0])
+    order = np.argsort(-logprobs)
+    mass_before = np.concatenate([[0.0], np.cumsum(np.exp(logprobs[order]))[:-1]])
+    wanted = {int(token) for token, before in zip(order, mass_before, strict=True) if before < probability - 1e-6}
+    unsure = {int(token) for token, before in zip(order, mass_before, strict=True) if abs(before - probability) <= 1e-5}
+    found = kept(filters.top_p(mx.array(logprobs.astype(np.float32)), probability))
+    assert found - unsure == wanted - unsure
+
+
+@given(st.integers(0, 500), st.floats(0.001, 1.0), st.integers(1, VOCAB + 5))
+@settings(max_examples=60, deadline=None)
+def test_min_p_removes_what_is_far_below_the_best_but_keeps_the_minimum(seed, ratio, minimum):
+    logprobs = naive_logprobs(logits(seed)[0]).astype(np.float32)
+    found = kept(filters.min_p(mx.array(logprobs), ratio, minimum))
+    order = np.argsort(-logprobs)
+    threshold = logprobs.max() + math.log(ratio)
+    unsure = set(np.flatnonzero(np.abs(logprobs - threshold) < 1e-5).tolist())
+    wanted = set(np.flatnonzero(logprobs >= threshold).tolist()) | set(order[:minimum].tolist())
+    assert found - unsure == wanted - unsure
+
+
+@pytest.mark.parametrize("count", [1, 5, VOCAB - 1, VOCAB, VOCAB + 1, 2**31 - 1])
+def test_top_k_keeps_exactly_k_and_everything_at_or_past_the_vocabulary(count):
+    logprobs = naive_logprobs(logits(3)[0]).astype(np.float32)
+    wanted = set(np.argsort(-logprobs)[: min(count, VOCAB)].tolist())
+    assert kept(filters.top_k(mx.array(logprobs), count)) == wanted
+
+
+def test_greedy_takes_the_first_of_equal_scores():
+    row = mx.zeros((1, VOCAB))
+    assert sample(row, [Draw(options(), 0)]).tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-8, 1e-38])
+def test_tiny_temperatures_equal_greedy_in_every_dtype(temperature, dtype):
+    rows = mx.array(logits(11, rows=4, scale=30.0)).astype(dtype)
+    rows[:, 7] = 200
+    greedy = sample(rows, [Draw(options(), 0)] * 4).tolist()
+    assert greedy == [7] * 4
+    assert sample(rows, [Draw(options(temperature=temperature), 0)] * 4).tolist() == greedy
+
+
+def test_a_row_draws_the_same_whatever_stands_beside_it():
+    rows = mx.array(logits(5, rows=6))
+    draws = [
+        Draw(options(temperature=0.8, seed=seed, top_p=p, top_k=k), step)
+        for seed, p, k, step in [(1, 0, 0, 0), (1, 0.9, 0, 0), (2, 0, 5, 3), (1, 0, 0, 9), (7, 0.5, 3, 1), (0, 0, 0, 0)]
+    ]
+    draws[3] = Draw(options(), 9)
+    together = sample(rows, draws).tolist()
+    alone = [sample(rows[index : index + 1], [draw]).item() for index, draw in enumerate(draws)]
+    assert together == alone
+
+
+def test_the_draw_is_the_categorical_draw_of_the_step_key():
+    rows = mx.array(logits(9))
+    wanted = mx.random.categorical(log_softmax(rows)[0] / 0.7, key=step_key(123, 4)).item()
+    assert sample(rows, [Draw(options(temperature=0.7, seed=123), 4)]).item() == wanted
+
+
+def test_draws_follow_the_distribution():
+    rows = mx.array([[0.0, math.log(2), math.log(5)]])
+    counts = np.zeros(3)
+    for step in range(1600):
+        counts[sample(rows, [Draw(options(temperature=1.0), step)]).item()] += 1
+    expected = np.array([1, 2, 5]) / 8 * 1600
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8, counts
+
+
+def test_log_softmax_sums_to_one_in_sixteen_bits():
+    row = log_softmax(mx.array(logits(2, scale=20.0)).astype(mx.float16))
+    assert row.dtype == mx.float32
+    assert abs(float(mx.exp(row).sum()) - 1) < 1e-4
