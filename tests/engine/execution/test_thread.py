@@ -1,0 +1,296 @@
+"""The engine thread with a scripted stepper: isolation, aborts, queue bounds, and an end for everybody."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from engine.contracts.cancellation import AbortController, AbortReason
+from engine.contracts.errors import (
+    EngineFailedError,
+    GenerationAborted,
+    GenerationFailedError,
+    OverloadedError,
+    UnavailableError,
+)
+from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
+from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
+from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.thread import EngineThread, Job
+
+STARTED = object.__new__(GenerationStarted)
+
+
+class FakeCache:
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class FakeRow:
+    """Prefills `prompt` units, then emits tokens until `length`."""
+
+    def __init__(self, signal, *, prompt=1, length=3, faulty=False):
+        self.signal = signal
+        self.prompt_tokens = prompt
+        self.prefilled_tokens = 0
+        self.length = length
+        self.faulty = faulty
+        self.tokens = []
+        self.closed = 0
+        self.next_width = 1
+
+    @property
+    def is_prefilling(self):
+        return self.prefilled_tokens < self.prompt_tokens
+
+    def admit(self, caches):
+        self.caches = caches
+
+    def commit(self, token):
+        if self.faulty:
+            raise RuntimeError("a fault in this row")
+        self.tokens.append(token)
+        end = self.finished(FinishReason.LENGTH) if len(self.tokens) >= self.length else None
+        return GeneratedToken(token=token, index=len(self.tokens) - 1), str(token), end
+
+    def aborted(self):
+        return "", self.finished(FinishReason.CANCELLED, error=GenerationAborted(self.signal.reason))
+
+    def finished(self, reason, error=None):
+        return GenerationFinished(
+            finish_reason=reason, stats=GenerateStats(generated_tokens=len(self.tokens)), error=error
+        )
+
+    def close(self):
+        self.closed += 1
+
+
+class FakeStepper:
+    max_rows = 2
+    prefill_budget_tokens = 8
+
+    def __init__(self):
+        self.gate = threading.Semaphore(0)
+        self.gated = False
+        self.faults = 0
+        self.closed = False
+        self.rests = 0
+        self.steps = 0
+
+    def make_caches(self):
+        return [FakeCache()]
+
+    def step(self, rows):
+        if self.gated:
+            assert self.gate.acquire(timeout=10)
+        self.steps += 1
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("the device hiccuped")
+        drawn = []
+        for row in rows:
+            if row.is_prefilling:
+                row.prefilled_tokens += 1
+            drawn.append(None if row.is_prefilling else 7)
+        return drawn
+
+    def resume(self):
+        pass
+
+    def rest(self):
+        self.rests += 1
+
+    def close(self):
+        self.closed = True
+
+
+class Harness:
+    def __init__(self, *, max_queue=4, load=None):
+        self.stepper = FakeStepper()
+        self.ends = []
+        self.thread = EngineThread(
+            load=load or (lambda: self.stepper),
+            dispatcher=Dispatcher(asyncio.get_running_loop()),
+            on_end=self.ends.append,
+            max_queue=max_queue,
+            clock=time.perf_counter,
+        )
+
+    def submit(self, **row):
+        controller, mailbox = AbortController(), Mailbox(on_finished=lambda: None)
+        job = Job(row=FakeRow(controller.signal, **row), mailbox=mailbox, started=STARTED)
+        self.thread.submit(job)
+        return job, controller
+
+    async def stop(self):
+        self.stepper.gated = False
+        self.stepper.gate.release(100)
+        self.thread.stop()
+        await asyncio.to_thread(self.thread.join)
+
+
+@pytest.fixture
+async def harness():
+    harness = Harness()
+    harness.thread.start()
+    yield harness
+    await harness.stop()
+
+
+async def end_of(job):
+    return await asyncio.wait_for(job.mailbox.finished(), 10)
+
+
+async def events_of(job):
+    events = []
+    while True:
+        events.append(await asyncio.wait_for(job.mailbox.next_event(), 10))
+        if isinstance(events[-1], GenerationFinished):
+            return events
+
+
+async def until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition never came true")
+
+
+async def test_a_stream_starts_then_carries_tokens_in_order_then_ends_once(harness):
+    job, _ = harness.submit(prompt=3, length=4)
+    events = await events_of(job)
+    assert isinstance(events[0], GenerationStarted)
+    middle = [event for event in events[1:-1] if isinstance(event, TokensGenerated)]
+    assert all(isinstance(event, TokensGenerated | PrefillProgress) for event in events[1:-1])
+    assert [token.index for event in middle for token in event.tokens] == [0, 1, 2, 3]
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    assert job.row.closed == 1
+
+
+async def test_a_fault_in_one_rows_text_ends_that_row_alone(harness):
+    good, _ = harness.submit(length=5)
+    bad, _ = harness.submit(faulty=True)
+    assert isinstance((await end_of(bad)).error, GenerationFailedError)
+    assert (await end_of(good)).finish_reason is FinishReason.LENGTH
+    assert (good.row.closed, bad.row.closed) == (1, 1)
+
+
+async def test_a_failed_step_ends_its_rows_and_the_engine_goes_on(harness):
+    harness.stepper.faults = 1
+    job, _ = harness.submit()
+    error = (await end_of(job)).error
+    assert isinstance(error, GenerationFailedError)
+    assert "hiccuped" not in str(error)
+    again, _ = harness.submit()
+    assert (await end_of(again)).finish_reason is FinishReason.LENGTH
+
+
+async def test_a_device_that_keeps_failing_ends_the_engine_and_everybody_waiting():
+    harness = Harness()
+    harness.stepper.gated = True
+    harness.stepper.faults = 10**6
+    harness.thread.start()
+    jobs = [harness.submit()[0] for _ in range(6)]
+    harness.stepper.gate.release(1000)
+    ends = [await end_of(job) for job in jobs]
+    await asyncio.to_thread(harness.thread.join)
+    assert all(isinstance(end.error, EngineFailedError | GenerationFailedError) for end in ends)
+    await until(lambda: harness.ends)
+    assert isinstance(harness.ends[0], EngineFailedError)
+    assert harness.stepper.closed
+    with pytest.raises(UnavailableError):
+        harness.submit()
+
+
+async def test_an_abort_is_seen_between_steps_and_frees_the_row(harness):
+    harness.stepper.gated = True
+    job, controller = harness.submit(length=10**6)
+    harness.stepper.gate.release(5)
+    await until(lambda: harness.stepper.steps == 5)
+    controller.abort(AbortReason.REQUESTED)
+    harness.stepper.gate.release(1)
+    end = await end_of(job)
+    assert end.finish_reason is FinishReason.CANCELLED
+    assert end.stats.generated_tokens <= 6
+    assert job.row.closed == 1
+
+
+async def test_an_abort_reaches_a_row_that_is_still_queued(harness):
+    harness.stepper.gated = True
+    running = [harness.submit(length=10**6) for _ in range(2)]
+    queued, controller = harness.submit()
+    controller.abort(AbortReason.DISCONNECTED)
+    harness.stepper.gate.release(3)
+    assert (await end_of(queued)).error.abort_reason is AbortReason.DISCONNECTED
+    assert queued.row.closed == 1
+    for _, other in running:
+        other.abort(AbortReason.REQUESTED)
+
+
+async def test_an_abort_before_admission_never_runs_a_step_for_the_row(harness):
+    harness.stepper.gated = True
+    job, controller = harness.submit()
+    controller.abort(AbortReason.REQUESTED)
+    harness.stepper.gate.release(1)
+    assert (await end_of(job)).stats.generated_tokens in (0, 1)
+
+
+async def test_the_queue_is_bounded_and_refuses_with_numbers(harness):
+    harness.stepper.gated = True
+    jobs = [harness.submit(length=10**6) for _ in range(6)]
+    with pytest.raises(OverloadedError) as caught:
+        harness.submit()
+    assert (caught.value.limit, caught.value.used) == (4, 4)
+    assert caught.value.retry_after_seconds > 0
+    for _, controller in jobs:
+        controller.abort(AbortReason.REQUESTED)
+
+
+async def test_rows_beyond_the_limit_wait_their_turn(harness):
+    jobs = [harness.submit(length=3)[0] for _ in range(5)]
+    assert [(await end_of(job)).finish_reason for job in jobs] == [FinishReason.LENGTH] * 5
+
+
+async def test_an_idle_thread_rests_and_reports_no_stall(harness):
+    job, _ = harness.submit()
+    await end_of(job)
+    await until(lambda: harness.stepper.rests >= 1 and harness.thread.stalled_seconds() == 0)
+
+
+async def test_a_step_that_hangs_shows_as_a_stall(harness):
+    harness.stepper.gated = True
+    harness.submit()
+    await until(lambda: harness.thread.stalled_seconds() > 0.05)
+
+
+async def test_stop_ends_an_idle_thread_and_releases_the_model():
+    harness = Harness()
+    harness.thread.start()
+    await harness.stop()
+    await until(lambda: harness.ends)
+    assert harness.ends == [None]
+    assert harness.stepper.closed
+
+
+async def test_a_failed_load_is_reported_and_ends_what_waited():
+    def load():
+        raise UnavailableError("stopped")
+
+    harness = Harness(load=load)
+    harness.thread.start()
+    await until(lambda: harness.ends)
+    assert isinstance(harness.ends[0], UnavailableError)
+
+
+async def test_a_reader_that_comes_late_finds_everything_merged_in_order(harness):
+    job, _ = harness.submit(prompt=1, length=50)
+    await end_of(job)
+    events = await events_of(job)
+    assert len(events) == 3
+    assert [token.index for token in events[1].tokens] == list(range(50))
+    assert events[1].text == "7" * 50

@@ -1,0 +1,181 @@
+"""What a request becomes: defaults in order, refusals by name, ids and lengths checked before admission."""
+
+import dataclasses
+
+import pytest
+
+from engine.contracts.composition import COMPOSITION_DEFAULTS
+from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
+from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.model import ModelInfo, RuntimeInfo
+from engine.contracts.options import (
+    AdapterSelection,
+    CacheOptions,
+    Constraint,
+    DenoisingOptions,
+    GenerateOptions,
+    HlgOptions,
+    OptionDefaults,
+    SpeculationOptions,
+)
+from engine.generation.bindings.prefill_policy import FixedChunk
+from engine.generation.planning import check_prompt, refuse_unavailable, resolve_options
+
+VALUES = {
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.1,
+    "xtc_special_tokens": (1,),
+    "hlg": HlgOptions(mode="oetf"),
+    "curve": ((1.0, 1.0), (50.0, 50.0)),
+    "logit_bias": ((1, 2.0),),
+    "repetition_penalty": 1.2,
+    "repetition_context_size": 5,
+    "presence_penalty": 0.5,
+    "presence_context_size": 5,
+    "frequency_penalty": -0.5,
+    "frequency_context_size": 5,
+    "logprobs": True,
+    "top_logprobs": 3,
+    "adapters": (AdapterSelection(id="a"),),
+    "constraint": Constraint(kind="json_object"),
+    "checkpoint_every_tokens": 16,
+    "cache_session_id": "s",
+    "cache": CacheOptions(bypass=True),
+    "speculation": SpeculationOptions(draft_tokens=2),
+    "fill": "echo",
+    "denoising": DenoisingOptions(max_denoising_steps=3),
+}
+HONOURED = {
+    "max_tokens": 3,
+    "eos_token_ids": (1,),
+    "stop_sequences": ("x",),
+    "prefill_chunk_size": 7,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "min_p": 0.1,
+    "min_tokens_to_keep": 2,
+    "seed": 9,
+}
+
+
+def model(**changes):
+    info = ModelInfo(
+        name="tiny",
+        fingerprint="f",
+        model_type="llama",
+        descriptor=GraphDescriptor(id="i", backend="mlx", graph_abi="g", state_abi="s", artifact="a"),
+        declaration=GraphDeclaration(),
+        geometry=GraphGeometry(
+            vocab_size=100,
+            hidden_size=8,
+            layers=1,
+            heads=1,
+            kv_heads=1,
+            head_dim=8,
+            context_length=64,
+            layer_types=("full_attention",),
+        ),
+        composition=COMPOSITION_DEFAULTS,
+        runtime=RuntimeInfo(device="cpu", device_name="", mlx_version=""),
+        eos_token_ids=(2, 3),
+        bos_token_id=None,
+        option_defaults=OptionDefaults(),
+        weights_bytes=0,
+        parameters=0,
+        stored_quantization="",
+        has_chat_template=False,
+        load_seconds=0.0,
+    )
+    return dataclasses.replace(info, **changes)
+
+
+def resolve(options, *, prompt_tokens=4, info=None):
+    return resolve_options(options, info or model(), FixedChunk(32), prompt_tokens=prompt_tokens, fresh_seed=77)
+
+
+def test_every_option_is_either_honoured_or_refused():
+    assert set(VALUES) | set(HONOURED) == {field.name for field in dataclasses.fields(GenerateOptions)}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_an_option_that_is_not_offered_yet_is_refused_by_name(name):
+    with pytest.raises(UnsupportedOptionError, match=f"^options.{name} is not supported") as caught:
+        refuse_unavailable(GenerateOptions(**{name: VALUES[name]}))
+    assert caught.value.option == f"options.{name}"
+
+
+def test_every_honoured_option_changes_what_runs():
+    refuse_unavailable(GenerateOptions(**HONOURED))
+    plain = resolve(GenerateOptions())
+    for name, value in HONOURED.items():
+        changed = resolve(GenerateOptions(**{name: value}))
+        assert getattr(changed, name) == value
+        assert changed != plain
+
+
+def test_values_that_ask_for_nothing_are_accepted():
+    refuse_unavailable(
+        GenerateOptions(
+            repetition_penalty=1.0,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            xtc_probability=0.0,
+            logprobs=False,
+            top_logprobs=0,
+            fill="off",
+        )
+    )
+
+
+def test_defaults_are_the_callers_then_the_models_then_ours():
+    info = model(option_defaults=OptionDefaults(temperature=0.6, top_k=40))
+    resolved = resolve(GenerateOptions(top_k=3), info=info)
+    assert (resolved.temperature, resolved.top_k, resolved.top_p) == (0.6, 3, 0.0)
+    assert resolve(GenerateOptions(temperature=0.0), info=info).temperature == 0.0
+    assert resolve(GenerateOptions(), prompt_tokens=1).max_tokens == 63
+    assert resolve(GenerateOptions()).eos_token_ids == (2, 3)
+
+
+def test_an_empty_eos_set_replaces_the_models():
+    assert resolve(GenerateOptions(eos_token_ids=())).eos_token_ids == ()
+
+
+def test_an_unset_seed_is_fresh_and_zero_is_a_seed():
+    unset, zero = resolve(GenerateOptions()), resolve(GenerateOptions(seed=0))
+    assert (unset.seed, unset.seed_was_explicit) == (77, False)
+    assert (zero.seed, zero.seed_was_explicit) == (0, True)
+
+
+def test_output_is_cut_to_the_room_that_the_context_leaves():
+    assert resolve(GenerateOptions(max_tokens=100), prompt_tokens=60).max_tokens == 4
+
+
+@pytest.mark.parametrize("length", [64, 65, 10_000])
+def test_a_prompt_without_room_for_output_is_refused_with_both_numbers(length):
+    with pytest.raises(PromptTooLongError, match=f"{length} tokens .* 64 tokens"):
+        check_prompt([1] * length, vocab_size=100, context_length=64, field="prompt.text")
+
+
+def test_a_prompt_one_short_of_the_context_is_accepted():
+    check_prompt([1] * 63, vocab_size=100, context_length=64, field="prompt.text")
+
+
+@pytest.mark.parametrize(
+    ("ids", "position"), [([-1], 0), ([100], 0), ([2**31], 0), ([1, 2, 2**32 + 5, 3], 2), ([1, -1, 100], 1)]
+)
+def test_the_first_id_outside_the_vocabulary_is_named(ids, position):
+    with pytest.raises(InvalidRequestError) as caught:
+        check_prompt(ids, vocab_size=100, context_length=64, field="prompt.tokens.ids")
+    assert caught.value.violations[0].field == f"prompt.tokens.ids[{position}]"
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        check_prompt([], vocab_size=100, context_length=64, field="prompt.tokens.ids")
+
+
+@pytest.mark.parametrize("token", [100, 2**31, 2**32 - 1])
+def test_eos_ids_outside_the_vocabulary_are_refused(token):
+    with pytest.raises(InvalidRequestError, match=str(token)):
+        resolve(GenerateOptions(eos_token_ids=(1, token)))
