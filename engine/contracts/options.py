@@ -173,7 +173,9 @@ def _number_ranges(options: GenerateOptions) -> list[FieldViolation]:
         found.append(FieldViolation(_path("repetition_penalty"), "must be above 0; 1 or unset means off"))
     for index, (token, bias) in enumerate(options.logit_bias):
         if not math.isfinite(bias):
-            found.append(FieldViolation(_path(f"logit_bias[{index}]"), f"bias of token {token} must be finite, got {bias}"))
+            found.append(
+                FieldViolation(_path(f"logit_bias[{index}]"), f"bias of token {token} must be finite, got {bias}")
+            )
     return found
 
 

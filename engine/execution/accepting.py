@@ -73,9 +73,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     refuse_unavailable(request.options)
     field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
     geometry = resident.info.geometry
-    check_prompt(
-        prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field
-    )
+    check_prompt(prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field)
     options = resolve_options(
         request.options,
         resident.info,

@@ -66,9 +66,7 @@ def needs_wired_limit(
 class WiredScope:
     """Raises the device's wired limit while entered; nests, and restores the limit when the outermost ends."""
 
-    def __init__(
-        self, *, limit_bytes: int, set_limit: Callable[[int], int], synchronize: Callable[[], None]
-    ) -> None:
+    def __init__(self, *, limit_bytes: int, set_limit: Callable[[int], int], synchronize: Callable[[], None]) -> None:
         """`set_limit` (for instance `mx.set_wired_limit`) returns the previous limit; 0 bytes makes this a no-op."""
         self._limit_bytes = limit_bytes
         self._set_limit = set_limit

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 _GRAPHS = {"llama": LlamaGraph, "mistral": LlamaGraph}
 
 
-def build_graph(
-    config: ModelConfig, store: WeightStore, layout: LayoutPolicy, composition: Composition
-) -> TokenGraph:
+def build_graph(config: ModelConfig, store: WeightStore, layout: LayoutPolicy, composition: Composition) -> TokenGraph:
     """Build the graph of `config` and check that every stored tensor was used.
 
     Raises:

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from engine.contracts.graph import PackedSegment
 
 
-def causal_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int = 0
-) -> mx.array:
+def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int = 0) -> mx.array:
     """Attend causally; the queries are the newest positions of the keys.
 
     Args:

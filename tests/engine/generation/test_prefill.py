@@ -1,5 +1,7 @@
 """The prefill step planner, against the rule as the reference states it."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +36,7 @@ def test_steps_cover_the_prompt_once_and_end_with_one_final(length, chunk, tail_
     steps = steps_of(length, chunk, tail_split=tail_split, start=start)
     assert steps[0][0] == start
     assert steps[-1][1] == length
-    assert all(before[1] == after[0] for before, after in zip(steps, steps[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(steps))
     assert all(0 < end - begin <= chunk for begin, end, _ in steps)
     assert [final for *_, final in steps] == [False] * (len(steps) - 1) + [True]
     if tail_split:

@@ -1,7 +1,5 @@
 """Step keys against the reference's worked values."""
 
-import mlx.core as mx
-
 from engine.sampling.keys import step_key, step_seed
 
 
