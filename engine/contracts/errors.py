@@ -1,6 +1,7 @@
 """The error tree: every failure that may leave the engine, as one class with fields.
 
     EngineError
+    ├── ConfigurationError           a setting of the operator that cannot be honoured on this machine
     ├── InvalidRequestError          a field out of range or an impossible combination
     │   ├── PromptTooLongError       prompt (or prompt + forced output) beyond the context
     │   └── ChatTemplateError        the template is missing, raised, or ran past its bounds
@@ -45,6 +46,17 @@ class EngineError(Exception):
     """Root of the tree. `str(error)` is safe to show to a caller."""
 
     reason = "ENGINE_ERROR"
+
+
+class ConfigurationError(EngineError):
+    """A setting cannot be honoured here; the engine does not start. `setting` is its name, such as "blas"."""
+
+    reason = "CONFIGURATION"
+
+    def __init__(self, setting: str, detail: str) -> None:
+        self.setting = setting
+        self.detail = detail
+        super().__init__(f"{setting}: {detail}")
 
 
 class InvalidRequestError(EngineError):
