@@ -6,13 +6,15 @@ The generation's end is always a `GenerationFinished`; an error inside it says w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.contracts.errors import EngineError
-from engine.contracts.execution import ResolvedExecution
-from engine.contracts.graph import GraphDescriptor
-from engine.contracts.options import GenerateOptions, ResolvedOptions
-from engine.contracts.prompt import Prompt
-from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
+if TYPE_CHECKING:
+    from engine.contracts.errors import EngineError
+    from engine.contracts.execution import ResolvedExecution
+    from engine.contracts.graph import GraphDescriptor
+    from engine.contracts.options import GenerateOptions, ResolvedOptions
+    from engine.contracts.prompt import Prompt
+    from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from engine.contracts.graph import Method
+if TYPE_CHECKING:
+    from engine.contracts.graph import Method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.contracts.composition import Composition
-from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
-from engine.contracts.options import OptionDefaults
+if TYPE_CHECKING:
+    from engine.contracts.composition import Composition
+    from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+    from engine.contracts.options import OptionDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

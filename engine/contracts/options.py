@@ -31,10 +31,14 @@ class AdapterSelection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HlgOptions:
-    """Tone-curve sampler: a mode and the parameters that were set, by their schema names."""
+    """Tone-curve sampler: a mode and the parameters that were set, by their schema names.
+
+    `pivot` belongs to mode "parametric" alone.
+    """
 
     mode: HlgMode
     parameters: tuple[tuple[str, float], ...] = ()
+    pivot: Literal["top", "entropy", "median"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

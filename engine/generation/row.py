@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import GenerationAborted, UnavailableError
 from engine.contracts.cancellation import AbortReason
+from engine.contracts.errors import GenerationAborted, UnavailableError
 from engine.contracts.events import GenerationFinished
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
 from engine.generation.prefill import PrefillStep, next_prefill_step

@@ -15,7 +15,9 @@ from engine.ops.embedding import Embedding
 from engine.ops.linear import DenseLinear, DenseWeight, QuantizedLinear, QuantizedWeight, StackedLinear, build_linear
 
 if TYPE_CHECKING:
-    from engine.artifacts.weights import StoredTensor, WeightStore
+    from collections.abc import Mapping
+
+    from engine.artifacts.weights import Tensor, WeightStore
     from engine.ops.linear import Weight
     from engine.runtime.prepare import LayoutPolicy
 
@@ -32,17 +34,19 @@ class WeightReader:
         self._dtype = getattr(mx, layout.compute_dtype)
         self.resident_bytes = 0
 
-    def linear(self, *names: str) -> Product:
-        """One product over the modules `names`, joined in order; additive biases come along where stored."""
-        weights = [self._weight(self._store.take(f"{name}.weight")) for name in names]
-        biases = [self._optional_vector(f"{name}.bias") for name in names]
+    def linear(self, modules: Mapping[str, int], *, inputs: int) -> Product:
+        """One product over `modules` (name → outputs), joined in order; additive biases come along where stored."""
+        weights = [
+            self._weight(self._store.take(f"{name}.weight", (outputs, inputs))) for name, outputs in modules.items()
+        ]
+        biases = [self._optional_vector(f"{name}.bias", outputs) for name, outputs in modules.items()]
         product = build_linear(weights, biases, pretranspose=self._layout.pretranspose_linear)
         self._settle(product.arrays())
         return product
 
-    def embedding(self, name: str) -> Embedding:
-        """A token table."""
-        table = Embedding(self._weight(self._store.take(f"{name}.weight")))
+    def embedding(self, name: str, *, rows: int, width: int) -> Embedding:
+        """A token table [rows, width]."""
+        table = Embedding(self._weight(self._store.take(f"{name}.weight", (rows, width))))
         self._settle(table.arrays())
         return table
 
@@ -53,16 +57,17 @@ class WeightReader:
             self._settle(head.arrays())
         return head
 
-    def vector(self, name: str) -> mx.array:
+    def vector(self, name: str, size: int) -> mx.array:
         """A one-dimensional weight, such as a norm's gain."""
-        array = dense(self._store.take(name), self._dtype)
+        array = dense(self._store.take(name, (size,)), self._dtype)
         self._settle([array])
         return array
 
-    def _optional_vector(self, name: str) -> mx.array | None:
-        return dense(self._store.take(name), self._dtype) if self._store.has(name) else None
+    def _optional_vector(self, name: str, size: int) -> mx.array | None:
+        tensor = self._store.take_optional(name, (size,))
+        return None if tensor is None else dense(tensor, self._dtype)
 
-    def _weight(self, tensor: StoredTensor) -> Weight:
+    def _weight(self, tensor: Tensor) -> Weight:
         if self._layout.dequantize or isinstance(tensor, DenseTensor):
             return DenseWeight(dense(tensor, self._dtype))
         return QuantizedWeight(

@@ -1,0 +1,181 @@
+"""The tensor half of bringing a model in, on the engine thread: weights, graph, binding, warm-up, facts.
+
+This module imports mlx, so the engine thread imports it, after the runtime was prepared.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine.artifacts.weights import WeightStore
+from engine.contracts.cancellation import AbortSignal
+from engine.contracts.composition import Composition
+from engine.contracts.model import ModelInfo
+from engine.contracts.options import ResolvedOptions
+from engine.generation.autoregressive import run_packed_step
+from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
+from engine.generation.row import Row
+from engine.generation.scopes import WiredScope, needs_wired_limit
+from engine.generation.text import TextAssembler
+from engine.models.registry import build_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.execution.resident import EngineSettings, TextModel
+    from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
+    from engine.runtime.prepare import LayoutPolicy, Runtime
+
+STEPS_BETWEEN_CLEARING = 256
+WARM_UP_TOKENS = 3
+
+
+class PackedStepper:
+    """Drives the packed step of one bound graph. See `engine.execution.thread.Stepper`."""
+
+    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, *, prefill_budget_tokens: int) -> None:
+        """Hold `wired` from first work to idle; `prefill_budget_tokens` bounds the prompt tokens of a step."""
+        self._binding = binding
+        self._wired = wired
+        self._steps = 0
+        self.max_rows = binding.composition.max_rows
+        self.prefill_budget_tokens = prefill_budget_tokens
+        self._wired.__enter__()
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+        return self._binding.make_cache()
+
+    def step(self, rows: Sequence[Row]) -> list[int | None]:
+        """Advance `rows` by one unit each."""
+        drawn = run_packed_step(self._binding, rows)
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_CLEARING == 0:
+            mx.clear_cache()
+        return drawn
+
+    def resume(self) -> None:
+        """Work begins: keep the weights wired."""
+        self._wired.__enter__()
+
+    def rest(self) -> None:
+        """Work has ended: give memory back to the system."""
+        self._wired.__exit__()
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._binding.graph.close()
+        mx.clear_cache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What loading yields: the stepper for the thread, and the facts for everybody."""
+
+    stepper: PackedStepper
+    info: ModelInfo
+    binding: MlxAutoregressiveBinding
+
+
+def load_model(
+    text: TextModel, runtime: Runtime, settings: EngineSettings, fingerprint: Callable[[], str], started_at: float
+) -> LoadedModel:
+    """Build, bind and warm the graph of `text.artifact`.
+
+    Raises:
+        ArtifactError: weights are missing, damaged or left over.
+        GraphContractError: the graph does not keep its promises.
+    """
+    artifact = text.artifact
+    layout = runtime.layout_for(artifact.parameters, artifact.config.stored_dtype)
+    composition = _composition(runtime, layout, settings)
+    store = WeightStore(artifact)
+    try:
+        binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, store, layout, composition))
+    finally:
+        store.close()
+    _warm_up(binding, text)
+    info = ModelInfo(
+        name=text.name,
+        fingerprint=fingerprint(),
+        model_type=artifact.config.model_type,
+        descriptor=binding.descriptor,
+        declaration=binding.declaration,
+        geometry=binding.geometry,
+        composition=composition,
+        runtime=runtime.info,
+        eos_token_ids=binding.eos_token_ids,
+        bos_token_id=artifact.config.bos_token_id,
+        option_defaults=artifact.config.option_defaults,
+        weights_bytes=binding.weights_bytes,
+        parameters=artifact.parameters,
+        stored_quantization=artifact.stored_quantization,
+        has_chat_template=text.template is not None,
+        load_seconds=time.perf_counter() - started_at,
+    )
+    stepper = PackedStepper(
+        binding, _wired_scope(binding, runtime), prefill_budget_tokens=layout.prefill_step_tokens
+    )
+    return LoadedModel(stepper=stepper, info=info, binding=binding)
+
+
+def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSettings) -> Composition:
+    return Composition(
+        device=runtime.info.device,
+        compute_dtype=layout.compute_dtype,
+        prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_step_tokens,
+        max_rows=settings.max_rows,
+    )
+
+
+def _wired_scope(binding: MlxAutoregressiveBinding, runtime: Runtime) -> WiredScope:
+    wired = needs_wired_limit(
+        weights_bytes=binding.weights_bytes, planned_expert_bytes=0, working_set_bytes=runtime.working_set_bytes
+    )
+    return WiredScope(
+        limit_bytes=binding.weights_bytes if wired else 0, set_limit=mx.set_wired_limit, synchronize=mx.synchronize
+    )
+
+
+def _warm_up(binding: MlxAutoregressiveBinding, text: TextModel) -> None:
+    """Run one prefill and one decode step, so that the first caller does not wait for kernels to be compiled."""
+    row = Row(
+        prompt=[0] * WARM_UP_TOKENS,
+        options=_warm_up_options(),
+        signal=AbortSignal(),
+        text=TextAssembler(text.tokenizer, ()),
+        tail_split=binding.composition.prefill_tail_split,
+        submitted_at=time.perf_counter(),
+        clock=time.perf_counter,
+    )
+    row.admit(binding.make_cache())
+    try:
+        finished = None
+        while finished is None:
+            token = run_packed_step(binding, [row])[0]
+            if token is not None:
+                finished = row.commit(token)[2]
+    finally:
+        row.close()
+
+
+def _warm_up_options() -> ResolvedOptions:
+    return ResolvedOptions(
+        max_tokens=2,
+        eos_token_ids=(),
+        stop_sequences=(),
+        prefill_chunk_size=WARM_UP_TOKENS,
+        temperature=0.0,
+        top_p=0.0,
+        top_k=0,
+        min_p=0.0,
+        min_tokens_to_keep=1,
+        seed=0,
+        seed_was_explicit=True,
+    )
