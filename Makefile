@@ -2,6 +2,7 @@
 # outside the checkout only the user's cache is written (pip's, and the demo model's). Written for GNU make 3.81.
 
 .SUFFIXES:
+.NOTPARALLEL:
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 VENV := .venv

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install into a virtual environment at the locked versions: tools/install.sh PYTHON TITLE PIP-ARGUMENT...
-# Shows the large downloads and the summary of pip's output; its errors pass through.
+# Shows the large downloads and a summary of what pip prints; its errors pass through. Modules are compiled when first
+# used, since most never are.
 set -eu
 python=$1 title=$2
 shift 2
@@ -8,7 +9,7 @@ shift 2
 echo "Installing $title"
 {
   code=0
-  "$python" -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt "$@" || code=$?
+  "$python" -m pip install --disable-pip-version-check --no-compile --progress-bar off -c constraints.txt "$@" || code=$?
   echo "exit $code"
 } | while IFS= read -r line; do
   case $line in

@@ -13,7 +13,6 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_CHAT_TEMPLATE: _ClassVar[ErrorReason]
     ERROR_REASON_MALFORMED_MESSAGE: _ClassVar[ErrorReason]
     ERROR_REASON_UNSUPPORTED_OPTION: _ClassVar[ErrorReason]
-    ERROR_REASON_UNSUPPORTED_RPC: _ClassVar[ErrorReason]
     ERROR_REASON_NOT_FOUND: _ClassVar[ErrorReason]
     ERROR_REASON_DUPLICATE_REQUEST_ID: _ClassVar[ErrorReason]
     ERROR_REASON_OVERLOADED: _ClassVar[ErrorReason]
@@ -29,13 +28,13 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_ARTIFACT_CORRUPT: _ClassVar[ErrorReason]
     ERROR_REASON_ARTIFACT_UNSUPPORTED: _ClassVar[ErrorReason]
     ERROR_REASON_GRAPH_CONTRACT: _ClassVar[ErrorReason]
+    ERROR_REASON_CONFIGURATION: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_REQUEST: ErrorReason
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason
 ERROR_REASON_CHAT_TEMPLATE: ErrorReason
 ERROR_REASON_MALFORMED_MESSAGE: ErrorReason
 ERROR_REASON_UNSUPPORTED_OPTION: ErrorReason
-ERROR_REASON_UNSUPPORTED_RPC: ErrorReason
 ERROR_REASON_NOT_FOUND: ErrorReason
 ERROR_REASON_DUPLICATE_REQUEST_ID: ErrorReason
 ERROR_REASON_OVERLOADED: ErrorReason
@@ -51,6 +50,7 @@ ERROR_REASON_ARTIFACT_MISSING: ErrorReason
 ERROR_REASON_ARTIFACT_CORRUPT: ErrorReason
 ERROR_REASON_ARTIFACT_UNSUPPORTED: ErrorReason
 ERROR_REASON_GRAPH_CONTRACT: ErrorReason
+ERROR_REASON_CONFIGURATION: ErrorReason
 
 class GenerationError(_message.Message):
     __slots__ = ("reason", "message", "retryable", "correlation_id")

@@ -1,0 +1,54 @@
+"""Client of mlx-stream: stream tokens from an MLX engine over gRPC.
+
+`Client` serves plain threads, `AsyncClient` serves asyncio; both have the same methods. The schema's own messages
+are in `mlxstream.v1`.
+"""
+
+from mlxstream.client import AsyncClient
+from mlxstream.errors import (
+    AlreadyExistsError,
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    FieldViolation,
+    GenerationCancelledError,
+    InvalidRequestError,
+    MlxStreamError,
+    NotFoundError,
+    OverloadedError,
+    PromptTooLongError,
+    ServerError,
+    StreamCutError,
+    UnavailableError,
+    UnsupportedError,
+)
+from mlxstream.results import FinishReason, Generation, Usage
+from mlxstream.stream import AsyncTextStream
+from mlxstream.sync import Client, TextStream
+
+__all__ = [
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncTextStream",
+    "AuthenticationError",
+    "Client",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "FinishReason",
+    "Generation",
+    "GenerationCancelledError",
+    "InvalidRequestError",
+    "MlxStreamError",
+    "NotFoundError",
+    "OverloadedError",
+    "PromptTooLongError",
+    "ServerError",
+    "StreamCutError",
+    "TextStream",
+    "UnavailableError",
+    "UnsupportedError",
+    "Usage",
+]
