@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+MOST_LAYERS = 4096
 
 __all__ = [
     "FULL_ATTENTION",
+    "MOST_LAYERS",
     "SLIDING_ATTENTION",
     "ModelConfig",
     "QuantizationConfig",

@@ -70,15 +70,15 @@ class Fields:
         """The value as it stands, None when absent."""
         return self._values.get(name)
 
-    def count(self, name: str, default: int | None = None) -> int:
-        """A whole number from 1; without a `default` it must be there."""
+    def count(self, name: str, default: int | None = None, *, most: int = LARGEST_COUNT) -> int:
+        """A whole number from 1 to `most`; without a `default` it must be there."""
         value = self._values.get(name)
         if value is None:
             if default is None:
                 raise MissingArtifactError(self.file, f"has no {self._prefix}{name}")
             return default
-        if not _is_whole(value) or not 1 <= value <= LARGEST_COUNT:
-            raise self.bad(name, f"must be a whole number from 1 to {LARGEST_COUNT}")
+        if not _is_whole(value) or not 1 <= value <= most:
+            raise self.bad(name, f"must be a whole number from 1 to {most}")
         return value
 
     def number(self, name: str, default: float) -> float:

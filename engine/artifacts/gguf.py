@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.gguf_types import TENSOR_TYPES, UNREAD_TYPES, BlockType
-from engine.artifacts.stored import StoredTensor
+from engine.artifacts.tensor_header import TensorHeader
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class GgufHeader:
     """Metadata by key, and tensors by the name that the file gives them."""
 
     metadata: Mapping[str, MetadataValue]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, TensorHeader]
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -177,10 +177,10 @@ class _Reader:
 
     def _place(
         self, infos: list[tuple[str, tuple[int, ...], BlockType, int]], alignment_bytes: int
-    ) -> dict[str, StoredTensor]:
+    ) -> dict[str, TensorHeader]:
         """Check every tensor's span against the file and against its neighbours."""
         data_start = self._at + -self._at % alignment_bytes
-        end, tensors = data_start, dict[str, StoredTensor]()
+        end, tensors = data_start, dict[str, TensorHeader]()
         for name, shape, block, offset_bytes in sorted(infos, key=lambda info: info[3]):
             start, nbytes = data_start + offset_bytes, math.prod(shape) // block.values * block.nbytes
             if name in tensors:
@@ -192,7 +192,7 @@ class _Reader:
             end = start + nbytes
             if end > self._size_bytes:
                 raise self._corrupt(f"is {self._size_bytes} bytes long, tensor {name!r} ends at {end}")
-            tensors[name] = StoredTensor(
+            tensors[name] = TensorHeader(
                 name=name, file=self._path, dtype=block.name, shape=shape, offset_bytes=start, nbytes=nbytes
             )
         return tensors

@@ -11,7 +11,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import FULL_ATTENTION, ModelConfig, union_of_ids
+from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields
 from engine.artifacts.huggingface import check_token_ids
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.artifacts.gguf import GgufHeader
-    from engine.artifacts.stored import StoredTensor
+    from engine.artifacts.tensor_header import TensorHeader
 
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
@@ -79,7 +79,10 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
     embedding = header.tensors.get(EMBEDDING)
     if embedding is None:
         raise MissingArtifactError(path.name, f"has no tensor {EMBEDDING!r}")
-    layers, hidden_size = fields.count(f"{name}.block_count"), fields.count(f"{name}.embedding_length")
+    layers, hidden_size = (
+        fields.count(f"{name}.block_count", most=MOST_LAYERS),
+        fields.count(f"{name}.embedding_length"),
+    )
     heads, kv_heads, head_dim = _heads(fields, name, hidden_size)
     context_length = fields.count(f"{name}.context_length")
     config = ModelConfig(
@@ -96,8 +99,8 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
         rope=_rope(fields, name, header, head_dim, context_length),
         layer_types=(FULL_ATTENTION,) * layers,
         tie_word_embeddings=HEAD not in header.tensors,
-        attention_bias="blk.0.attn_q.bias" in header.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in header.tensors,
+        attention_bias=_has_bias(header, "attn_q", "attn_k", "attn_v", "attn_output"),
+        mlp_bias=_has_bias(header, "ffn_gate", "ffn_up", "ffn_down"),
         eos_token_ids=union_of_ids(*(fields.token_ids(f"tokenizer.ggml.{key}") for key in _END_TOKEN_KEYS)),
         bos_token_id=next(iter(fields.token_ids("tokenizer.ggml.bos_token_id")), None),
     )
@@ -105,7 +108,7 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
     return config
 
 
-def canonical_tensors(header: GgufHeader) -> dict[str, StoredTensor]:
+def canonical_tensors(header: GgufHeader) -> dict[str, TensorHeader]:
     """The tensors under their Hugging Face names; unknown ones keep their own, for the audit to report.
 
     Rotary factors are left out: they are part of the configuration.
@@ -140,6 +143,10 @@ def _refuse_variants(fields: Fields, name: str) -> None:
         raise UnsupportedArtifactError(fields.file, "is one part of a split model; join the parts first")
     if fields.number(f"{name}.expert_count", 0) > 0:
         raise UnsupportedArtifactError(fields.file, f"architecture {name!r} with experts is not supported")
+
+
+def _has_bias(header: GgufHeader, *projections: str) -> bool:
+    return any(f"blk.0.{projection}.bias" in header.tensors for projection in projections)
 
 
 def _heads(fields: Fields, name: str, hidden_size: int) -> tuple[int, int, int]:
@@ -190,7 +197,7 @@ def _rope(fields: Fields, name: str, header: GgufHeader, head_dim: int, context_
     raise UnsupportedArtifactError(fields.file, f"rotary embedding of kind {kind!r} is not supported")
 
 
-def _with_factors(tensor: StoredTensor, rope: RopeConfig, kind: str) -> RopeConfig:
+def _with_factors(tensor: TensorHeader, rope: RopeConfig, kind: str) -> RopeConfig:
     """Stored factors, one per pair, stretch the plain wavelengths: "longrope" without its scaling of the input."""
     if kind != "none" or tensor.dtype != "F32" or tensor.shape != (rope.dims // 2,):
         raise UnsupportedArtifactError(

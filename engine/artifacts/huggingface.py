@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import FULL_ATTENTION, SLIDING_ATTENTION, ModelConfig, union_of_ids
+from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.generation_files import option_defaults, tokenizer_eos_ids
 from engine.artifacts.quantization import parse_quantization
@@ -27,13 +27,12 @@ GENERATION_CONFIG_FILE: Final = "generation_config.json"
 _FAMILIES: Final[Mapping[str, str]] = {"llama": "llama", "mistral": "llama", "iquestcoder": "llama"}
 
 
-def read_config(folder: Path, *, head_is_stored: bool) -> ModelConfig:
-    """Read the configuration of the model in `folder`; `head_is_stored`: the weights hold `lm_head`.
+def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored: bool) -> ModelConfig:
+    """Interpret the parsed `config.json` of `folder` with its neighbours; `head_is_stored`: the weights hold `lm_head`.
 
     Raises:
         ArtifactError: a file is missing, damaged, or of a kind that we do not read.
     """
-    document = read_object(folder / CONFIG_FILE)
     generation: dict[str, object] = {}
     if (folder / GENERATION_CONFIG_FILE).exists():
         generation = read_object(folder / GENERATION_CONFIG_FILE)
@@ -54,7 +53,7 @@ def model_config(
     fields = _text_fields(top, document)
     defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
     family = _family(fields)
-    layers = fields.count("num_hidden_layers")
+    layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")
     layer_types, sliding_window = _layer_types(fields, layers)

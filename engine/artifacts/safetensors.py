@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeGuard
 
 from engine.artifacts.fields import read_object
-from engine.artifacts.stored import StoredTensor
+from engine.artifacts.tensor_header import TensorHeader
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ DTYPE_BYTES: Final[Mapping[str, int]] = {
 }
 
 
-def read_folder(folder: Path) -> dict[str, StoredTensor]:
+def read_folder(folder: Path) -> dict[str, TensorHeader]:
     """Headers of the weights in `folder`: those that its index names, else its single file.
 
     Raises:
@@ -55,7 +55,7 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     raise MissingArtifactError(folder.name, f"holds no weights ({INDEX_FILE} or {' or '.join(SINGLE_FILES)})")
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """Validate the header of one file and return its tensors in the order of their data.
 
     Raises:
@@ -112,7 +112,7 @@ def _parse_header(file: str, raw: bytes) -> dict[str, object]:
     return header
 
 
-def _tensor(path: Path, name: str, entry: object, data_start: int) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorHeader:
     if not isinstance(entry, dict):
         raise CorruptArtifactError(path.name, f"tensor {name!r} has no description")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
@@ -127,7 +127,7 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> StoredTens
         raise CorruptArtifactError(
             path.name, f"tensor {name!r} spans {nbytes} bytes, {dtype} {list(shape)} needs {needed}"
         )
-    return StoredTensor(
+    return TensorHeader(
         name=name, file=path, dtype=dtype, shape=tuple(shape), offset_bytes=data_start + offsets[0], nbytes=nbytes
     )
 
@@ -138,7 +138,7 @@ def _are_counts(values: object) -> TypeGuard[list[int]]:
     )
 
 
-def _check_tiling(file: str, tensors: list[StoredTensor], data_start: int, size_bytes: int) -> None:
+def _check_tiling(file: str, tensors: list[TensorHeader], data_start: int, size_bytes: int) -> None:
     end = data_start
     for tensor in tensors:
         if tensor.offset_bytes < end:
@@ -152,7 +152,7 @@ def _check_tiling(file: str, tensors: list[StoredTensor], data_start: int, size_
         raise CorruptArtifactError(file, f"is {size_bytes} bytes long, its header describes {end} bytes")
 
 
-def _read_shards(folder: Path) -> dict[str, StoredTensor]:
+def _read_shards(folder: Path) -> dict[str, TensorHeader]:
     """Tensors of all shards that the index names; each must lie in the shard that the index says.
 
     A tensor that the index does not mention is kept: whether the model has a use for it is the audit's question.
@@ -162,7 +162,7 @@ def _read_shards(folder: Path) -> dict[str, StoredTensor]:
     for tensor, shard in weight_map.items():
         if tensor not in shards[shard]:
             raise MissingArtifactError(shard, f"has no tensor {tensor!r}, which {INDEX_FILE} places there")
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorHeader] = {}
     for shard, tensors in shards.items():
         for name, stored in tensors.items():
             if weight_map.get(name, shard) != shard:
@@ -190,7 +190,7 @@ def _read_index(folder: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_shard(folder: Path, name: str) -> dict[str, StoredTensor]:
+def _read_shard(folder: Path, name: str) -> dict[str, TensorHeader]:
     if not (folder / name).exists():
         raise MissingArtifactError(name, f"is not there, but {INDEX_FILE} names it")
     return read_header(folder / name)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class TensorHeader:
     """One tensor in one file. `dtype` is spelled as its format spells it: "BF16", "U32", "Q4_1"."""
 
     name: str

@@ -1,0 +1,116 @@
+"""GGUF tensor data as mlx arrays, one tensor at a time and without rounding.
+
+Blocks of 32 values become affine groups: `d·(q-8)`, `d·q + m` and `d·q` are all `scale · q + bias`, with the packed
+values re-ordered from halves (0 with 16, 1 with 17, …) to neighbours. Own code rather than `mx.load`, which decodes a
+whole file at once and rounds BF16 to float16. Source: the GGUF specification (block layouts).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import mlx.core as mx
+import numpy as np
+
+from engine.artifacts.quantization import QuantizationScheme
+from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    from engine.artifacts.tensor_header import TensorHeader
+
+_BLOCK_VALUES: Final = 32
+_FOUR_BITS: Final = QuantizationScheme(bits=4, group_size=_BLOCK_VALUES)
+_EIGHT_BITS: Final = QuantizationScheme(bits=8, group_size=_BLOCK_VALUES)
+
+
+def load_tensor(stored: TensorHeader) -> StoredTensor:
+    """Read and decode one tensor.
+
+    Raises:
+        MissingArtifactError, CorruptArtifactError: the file has changed since its header was validated.
+    """
+    return _DECODERS[stored.dtype](stored, _read(stored))
+
+
+def _read(stored: TensorHeader) -> NDArray[np.uint8]:
+    try:
+        raw = np.fromfile(stored.file, dtype=np.uint8, count=stored.nbytes, offset=stored.offset_bytes)
+    except FileNotFoundError:
+        raise MissingArtifactError(stored.file.name, "is not there any more") from None
+    except OSError as error:
+        raise CorruptArtifactError(stored.file.name, f"cannot be read ({error.strerror})") from None
+    if raw.size != stored.nbytes:
+        raise CorruptArtifactError(stored.file.name, f"ends inside tensor {stored.name!r}")
+    return raw
+
+
+def _float32(stored: TensorHeader, raw: NDArray[np.uint8]) -> DenseTensor:
+    return DenseTensor(weight=mx.array(raw.view("<f4").reshape(stored.shape)))
+
+
+def _float16(stored: TensorHeader, raw: NDArray[np.uint8]) -> DenseTensor:
+    return DenseTensor(weight=mx.array(raw.view("<f2").reshape(stored.shape)))
+
+
+def _bfloat16(stored: TensorHeader, raw: NDArray[np.uint8]) -> DenseTensor:
+    return DenseTensor(weight=mx.array(raw.view("<u2").reshape(stored.shape)).view(mx.bfloat16))
+
+
+def _q4_0(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
+    blocks = _blocks(stored, raw, [("d", "<f2"), ("q", "<u2", 8)])
+    return _quantized(stored, _FOUR_BITS, _neighbours(blocks["q"]), blocks["d"], blocks["d"] * np.float16(-8))
+
+
+def _q4_1(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
+    blocks = _blocks(stored, raw, [("d", "<f2"), ("m", "<f2"), ("q", "<u2", 8)])
+    return _quantized(stored, _FOUR_BITS, _neighbours(blocks["q"]), blocks["d"], blocks["m"])
+
+
+def _q8_0(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
+    blocks = _blocks(stored, raw, [("d", "<f2"), ("q", "u1", _BLOCK_VALUES)])
+    unsigned = blocks["q"] ^ np.uint8(0x80)
+    return _quantized(stored, _EIGHT_BITS, unsigned, blocks["d"], blocks["d"] * np.float16(-128))
+
+
+_DECODERS: Final[Mapping[str, Callable[[TensorHeader, NDArray[np.uint8]], StoredTensor]]] = {
+    "F32": _float32,
+    "F16": _float16,
+    "BF16": _bfloat16,
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+}
+
+
+def _blocks(
+    stored: TensorHeader, raw: NDArray[np.uint8], layout: list[tuple[str, str] | tuple[str, str, int]]
+) -> NDArray[np.void]:
+    """The blocks of each row: [..., out, in/32] records."""
+    return raw.view(np.dtype(layout)).reshape(*stored.shape[:-1], stored.shape[-1] // _BLOCK_VALUES)
+
+
+def _neighbours(pairs: NDArray[np.uint16]) -> NDArray[np.uint8]:
+    """Re-order nibbles: byte j of a block holds values j and j+16; packed are 2k and 2k+1."""
+    pairs = np.ascontiguousarray(pairs)
+    packed = np.empty((*pairs.shape[:-1], 16), dtype=np.uint8)
+    packed[..., :8] = (pairs & 0x0F) | ((pairs >> 4) & 0xF0)
+    packed[..., 8:] = ((pairs >> 4) & 0x0F) | ((pairs >> 8) & 0xF0)
+    return packed
+
+
+def _quantized(
+    stored: TensorHeader,
+    scheme: QuantizationScheme,
+    packed: NDArray[np.uint8],
+    scales: NDArray[np.float16],
+    biases: NDArray[np.float16],
+) -> QuantizedTensor:
+    if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+        raise CorruptArtifactError(stored.file.name, f"tensor {stored.name!r} holds scales beyond float16")
+    words = packed.reshape(*stored.shape[:-1], -1).view("<u4")
+    return QuantizedTensor.of(scheme, mx.array(words), mx.array(scales), mx.array(biases))

@@ -1,0 +1,158 @@
+"""The stored tensors of one model, handed out one by one and accounted for.
+
+A store belongs to the engine thread. Each tensor can be taken once and is not kept, so that loading holds little more
+than what the graph holds; `audit` then proves that the graph left nothing behind. Names are canonical.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import mlx.core as mx
+
+from engine.artifacts import gguf_blocks
+from engine.artifacts.consistency import listed, logical_shape, scheme_of
+from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
+from engine.contracts.errors import (
+    CorruptArtifactError,
+    GraphContractError,
+    MissingArtifactError,
+    UnsupportedArtifactError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from engine.artifacts.artifact import Artifact
+
+__all__ = ["DenseTensor", "QuantizedTensor", "StoredTensor", "WeightStore", "dense"]
+
+_ALWAYS_DROPPED: Final = (re.compile(r".*\.rotary_emb\.inv_freq"),)
+_DROPPED_WHEN_TIED: Final = (re.compile(r"lm_head\..*"),)
+
+
+class WeightStore:
+    """Tensors of one artifact that were not taken yet."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._left = dict(artifact.tensors)
+        self._files: dict[Path, dict[str, mx.array]] = {}
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all stored tensors, taken or not, from headers alone."""
+        return self._artifact.weights_bytes
+
+    def has(self, name: str) -> bool:
+        """Whether the artifact stores `name`, taken or not."""
+        return name in self._artifact.tensors
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise `MissingArtifactError` listing every one of `names` that is not stored (up to 12)."""
+        missing = [name for name in names if not self.has(name)]
+        if missing:
+            raise MissingArtifactError(self._artifact.path.name, f"has no {listed(missing)}")
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor:
+        """Load tensor `name` and forget it; a matrix with `.scales` comes packed, with them.
+
+        Args:
+            name: full canonical name, such as "model.layers.0.self_attn.q_proj.weight".
+            shape: the shape in values that the graph needs.
+
+        Raises:
+            MissingArtifactError: it is not stored.
+            CorruptArtifactError: it has another shape, or its file has changed.
+            GraphContractError: it was taken before.
+        """
+        self.require([name])
+        if name not in self._left:
+            raise GraphContractError(f"the graph takes {name!r} twice")
+        found = logical_shape(self._artifact.config, self._artifact.tensors, name)
+        if shape is not None and found != shape:
+            file = self._artifact.tensors[name].file.name
+            raise CorruptArtifactError(file, f"{name} has the shape {list(found)}, the model needs {list(shape)}")
+        if self._artifact.kind == "gguf":
+            return gguf_blocks.load_tensor(self._left.pop(name))
+        return self._take_parts(name)
+
+    def take_optional(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor | None:
+        """`take`, or None when `name` is not stored."""
+        return self.take(name, shape) if self.has(name) else None
+
+    def audit(self, extra_drops: Iterable[str] = ()) -> None:
+        """Prove that every tensor was taken or may be dropped, and let go of the files.
+
+        Dropped are rotary `inv_freq` tables, `lm_head` of a tied model, and full matches of the patterns in
+        `extra_drops`.
+
+        Raises:
+            UnsupportedArtifactError: the graph has no use for some tensors; up to 12 are named.
+        """
+        rules = [*_ALWAYS_DROPPED, *map(re.compile, extra_drops)]
+        if self._artifact.config.tie_word_embeddings:
+            rules += _DROPPED_WHEN_TIED
+        unused = [name for name in self._left if not any(rule.fullmatch(name) for rule in rules)]
+        if unused:
+            family = self._artifact.config.model_type
+            raise UnsupportedArtifactError(
+                self._artifact.path.name, f"holds tensors that a {family} model has no use for: {listed(unused)}"
+            )
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files and of what was not taken."""
+        self._left.clear()
+        self._files.clear()
+
+    def _take_parts(self, name: str) -> StoredTensor:
+        module = name.removesuffix(".weight")
+        scales = self._left.get(f"{module}.scales") if name.endswith(".weight") else None
+        weight = self._array(name)
+        if scales is None:
+            return DenseTensor(weight=weight)
+        biases = self._array(f"{module}.biases") if self.has(f"{module}.biases") else None
+        scheme = scheme_of(self._artifact.config, scales, module)
+        return QuantizedTensor.of(scheme, weight, self._array(f"{module}.scales"), biases)
+
+    def _array(self, name: str) -> mx.array:
+        """One array of a safetensors file, read now so that a fault has its file's name."""
+        header = self._left.pop(name)
+        try:
+            array = self._arrays(header.file).pop(name)
+            mx.eval(array)
+        except (RuntimeError, KeyError):
+            raise CorruptArtifactError(header.file.name, f"{name} cannot be read any more") from None
+        if array.shape != header.shape:
+            raise CorruptArtifactError(header.file.name, f"{name} has changed since its header was validated")
+        return array
+
+    def _arrays(self, file: Path) -> dict[str, mx.array]:
+        """The arrays of one file that were not taken; nothing is read before one is evaluated."""
+        if file not in self._files:
+            loaded = mx.load(str(file), format="safetensors")
+            self._files[file] = loaded if isinstance(loaded, dict) else {}
+        return self._files[file]
+
+
+def dense(tensor: StoredTensor, dtype: mx.Dtype = mx.float32) -> mx.array:
+    """The values of `tensor` in `dtype`; a packed matrix is unpacked in float32, so that no product is rounded twice.
+
+    Returns:
+        An array [..., out, in] of a packed matrix, else the array as stored.
+    """
+    if isinstance(tensor, DenseTensor):
+        return tensor.weight.astype(dtype)
+    affine = tensor.mode == "affine"
+    values = mx.dequantize(
+        tensor.weight,
+        tensor.scales.astype(mx.float32) if affine else tensor.scales,
+        tensor.biases.astype(mx.float32) if tensor.biases is not None else None,
+        group_size=tensor.group_size,
+        bits=tensor.bits,
+        mode=tensor.mode,
+    )
+    return values.astype(dtype)
