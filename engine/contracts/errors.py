@@ -113,14 +113,19 @@ class UnsupportedOptionError(EngineError):
 
 
 class NotFoundError(EngineError):
-    """Nothing of this kind has this name. `kind` is a noun such as "model" or "generation"."""
+    """Nothing of this kind has this name. `kind` is a noun such as "model" or "generation".
+
+    `known` are the names that would do, where they can be told.
+    """
 
     reason = "NOT_FOUND"
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
         self.kind = kind
         self.name = name
-        super().__init__(f"no {kind} named {name!r}")
+        self.known = tuple(known)
+        choices = f"; known: {', '.join(self.known)}" if self.known else ""
+        super().__init__(f"no {kind} named {name!r}{choices}")
 
 
 class DuplicateRequestError(EngineError):
