@@ -1,0 +1,103 @@
+"""The tokenizer of a model folder: `tokenizer.json`, and what the files beside it say about its special tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Pipeline
+
+from engine.artifacts.detokenizer import classify_decoder
+from engine.artifacts.fields import TOKENIZER_LIMIT_BYTES, read_object
+from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from engine.artifacts.tokenizer import Tokenizer
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+_OTHER_FORMS: Final = ("tokenizer.model", "spiece.model", "vocab.json")
+_NAMES: Final = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer in `folder`.
+
+    Raises:
+        MissingArtifactError: there is no `tokenizer.json`.
+        CorruptArtifactError: a file cannot be read for what it should be.
+        UnsupportedArtifactError: the tokenizer joins its tokens in a way that we do not know.
+    """
+    pipeline = _read_pipeline(folder)
+    decoder = pipeline.decoder
+    rule = classify_decoder(None if decoder is None else json.loads(decoder.__getstate__()), file=TOKENIZER_FILE)
+    special = _read_if_there(folder / SPECIAL_TOKENS_FILE) | _read_if_there(folder / TOKENIZER_CONFIG_FILE)
+    bos, eos = (_id_of(pipeline, special.get(name)) for name in ("bos_token", "eos_token"))
+    _flag_controls(pipeline, special, always={bos, eos})
+    return Tokenizer(pipeline, rule, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
+
+
+def _read_pipeline(folder: Path) -> Pipeline:
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        other = next((name for name in _OTHER_FORMS if (folder / name).is_file()), None)
+        raise MissingArtifactError(
+            TOKENIZER_FILE, "is not there" + (f"; {other} alone is not read, convert it first" if other else "")
+        )
+    try:
+        if path.stat().st_size > TOKENIZER_LIMIT_BYTES:
+            raise CorruptArtifactError(TOKENIZER_FILE, f"is larger than {TOKENIZER_LIMIT_BYTES} bytes")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise CorruptArtifactError(TOKENIZER_FILE, f"cannot be read ({error.strerror})") from None
+    try:
+        return Pipeline.from_buffer(raw)
+    except Exception:  # the library raises nothing narrower
+        raise CorruptArtifactError(TOKENIZER_FILE, "is not a tokenizer that can be read") from None
+
+
+def _read_if_there(path: Path) -> dict[str, object]:
+    return read_object(path, limit_bytes=TOKENIZER_LIMIT_BYTES) if path.is_file() else {}
+
+
+def _flag_controls(pipeline: Pipeline, special: Mapping[str, object], *, always: set[int | None]) -> None:
+    """Make every token that the files call special a control token; only BOS and EOS may be plain vocabulary so far."""
+    added: Mapping[int, AddedToken] = pipeline.get_added_tokens_decoder()
+    flagged = []
+    for content in dict.fromkeys(_special_contents(special)):
+        id_ = pipeline.token_to_id(content)
+        token = None if id_ is None else added.get(id_)
+        if id_ in always and token is None:
+            flagged.append(AddedToken(content, special=True, normalized=False))
+        elif token is not None and not token.special:
+            token.special = True
+            flagged.append(token)
+    if flagged:
+        pipeline.add_special_tokens(flagged)
+
+
+def _special_contents(special: Mapping[str, object]) -> Iterator[str]:
+    for name in _NAMES:
+        yield from _contents(special.get(name))
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = special.get(name)
+        for entry in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+            yield from _contents(entry)
+    decoder = special.get("added_tokens_decoder")
+    for entry in decoder.values() if isinstance(decoder, dict) else ():
+        if isinstance(entry, dict) and entry.get("special") is True:
+            yield from _contents(entry)
+
+
+def _contents(token: Any) -> Iterator[str]:
+    """The text of a token that is written plainly or as an object with `content`; nothing for anything else."""
+    content = token.get("content") if isinstance(token, dict) else token
+    if isinstance(content, str) and content:
+        yield content
+
+
+def _id_of(pipeline: Pipeline, token: object) -> int | None:
+    return next((pipeline.token_to_id(content) for content in _contents(token)), None)
