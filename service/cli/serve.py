@@ -1,0 +1,57 @@
+"""`mlx-stream serve`: read the configuration, run the server, say in one line why it could not."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from service.lifecycle import Signals, StartError, run_server
+from service.logs import configure_logging
+from service.settings import ServerSettings, SettingsError, load_settings
+
+
+@click.command()
+@click.option("--model", help="Alias, Hugging Face id (org/name), folder, or .gguf file.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Where to listen; port 0 picks a free one. Default 127.0.0.1:50051."
+)
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Folder for checkpoints and caches on disk.")
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    envvar="MLX_STREAM_CONFIG",
+    help="TOML file with the same keys as these flags, with underscores.",
+)
+@click.option("--insecure", is_flag=True, default=None, help="Listen unencrypted on an address that others can reach.")
+@click.option("--device", help="auto, cpu, metal or cuda. Default auto.")
+@click.option("--dtype", help="Type of activations: auto, float32, float16 or bfloat16. Default auto.")
+@click.option("--blas", help="Library for matrix products on the CPU. Default auto.")
+@click.option("--max-queue", type=int, help="Generations that may wait. Default 64.")
+@click.option("--max-rows", type=int, help="Generations that share a step. Default 32.")
+@click.option("--prefill-step-tokens", type=int, help="Prompt tokens per step. Default: by device.")
+@click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
+@click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
+@click.option("--log-level", help="debug, info, warning or error. Default info.")
+def serve(config_file: Path | None, **flags: Any) -> None:
+    """Serve a model over gRPC until SIGTERM or Ctrl-C.
+
+    Every flag has a variable (MLX_STREAM_MODEL, ...) and a key in the file (model, ...); flags come first, then
+    variables, then the file.
+    """
+    try:
+        settings = load_settings({name: value for name, value in flags.items() if value is not None}, config_file)
+        configure_logging(settings.log_level)
+        asyncio.run(_serve(settings))
+    except (SettingsError, StartError) as error:
+        click.echo(f"mlx-stream serve: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+async def _serve(settings: ServerSettings) -> None:
+    signals = Signals()
+    signals.install()
+    await run_server(settings, signals)

@@ -1,0 +1,125 @@
+"""From requests to the engine's contracts. Pure: reads messages, touches nothing.
+
+Every field is carried over or refused by name; ranges are checked by the contracts, presence and form here.
+Unknown values of enums count as unspecified.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from engine.contracts.errors import FieldViolation, InvalidRequestError
+from engine.contracts.events import GenerationRequest
+from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt
+from service.decode_options import decode_options
+
+if TYPE_CHECKING:
+    from google.protobuf.struct_pb2 import Struct, Value
+    from mlxstream.v1 import generation_pb2, prompt_pb2
+
+    GenerationMessage: TypeAlias = generation_pb2.GenerateRequest | generation_pb2.CompleteRequest
+
+MAX_MODEL_NAME_CHARACTERS: Final = 256
+MAX_EXACT_INTEGER: Final = 2**53
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{0,128}")
+
+
+def decode_generation(request: GenerationMessage, *, caller: str) -> GenerationRequest:
+    """What Generate and Complete ask for, but for the delivery.
+
+    Raises:
+        InvalidRequestError: a field is missing, malformed or out of range.
+    """
+    return GenerationRequest(
+        prompt=decode_prompt(request),
+        options=decode_options(request.options),
+        request_id=decode_request_id(request.request_id),
+        model=decode_model(request.model),
+        caller=caller,
+    )
+
+
+def decode_request_id(request_id: str) -> str:
+    """A caller's name for a request: at most 128 visible ASCII characters; "" asks for a minted one."""
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequestError.of("request_id", "must be at most 128 visible ASCII characters")
+    return request_id
+
+
+def decode_model(name: str) -> str:
+    """A model's name, bounded so that an answer can repeat it."""
+    if len(name) > MAX_MODEL_NAME_CHARACTERS:
+        raise InvalidRequestError.of("model", f"must be at most {MAX_MODEL_NAME_CHARACTERS} characters")
+    return name
+
+
+def decode_prompt(request: GenerationMessage) -> Prompt:
+    """The arm of `prompt` that is set."""
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text.text)
+        case "tokens":
+            return TokenPrompt(tuple(request.tokens.ids))
+        case "chat":
+            return decode_chat(request.chat, field="prompt.chat")
+        case _:
+            raise InvalidRequestError.of("prompt", "one of text, tokens and chat must be set")
+
+
+def decode_chat(chat: prompt_pb2.ChatPrompt, *, field: str) -> ChatPrompt:
+    """A conversation; `field` is its path in the request."""
+    if not chat.messages:
+        raise InvalidRequestError.of(f"{field}.messages", "at least one message is needed")
+    return ChatPrompt(
+        messages=tuple(
+            _message(message, field=f"{field}.messages[{index}]") for index, message in enumerate(chat.messages)
+        ),
+        tools=tuple(_json(tool, field=f"{field}.tools[{index}]") for index, tool in enumerate(chat.tools)),
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
+        enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
+        template_variables=_json(chat.template_variables, field=f"{field}.template_variables"),
+    )
+
+
+def _message(message: prompt_pb2.ChatMessage, *, field: str) -> ChatMessage:
+    if not message.role:
+        raise InvalidRequestError.of(f"{field}.role", "must not be empty")
+    return ChatMessage(
+        role=message.role,
+        content=tuple(_part(part, field=f"{field}.content[{index}]") for index, part in enumerate(message.content)),
+    )
+
+
+def _part(part: prompt_pb2.ContentPart, *, field: str) -> TextPart | ImagePart:
+    match part.WhichOneof("part"):
+        case "text":
+            return TextPart(part.text)
+        case "image":
+            return ImagePart(part.image)
+        case _:
+            raise InvalidRequestError([FieldViolation(field, "one of text and image must be set")])
+
+
+def _json(struct: Struct, *, field: str) -> dict[str, Any]:
+    """The JSON object. On the wire every number is a double; whole ones become integers again."""
+    return {key: _json_value(value, field=f"{field}.{key}") for key, value in struct.fields.items()}
+
+
+def _json_value(value: Value, *, field: str) -> Any:
+    match value.WhichOneof("kind"):
+        case "struct_value":
+            return _json(value.struct_value, field=field)
+        case "list_value":
+            elements = enumerate(value.list_value.values)
+            return [_json_value(element, field=f"{field}[{index}]") for index, element in elements]
+        case "number_value":
+            number = value.number_value
+            if not math.isfinite(number):
+                raise InvalidRequestError.of(field, f"must be a finite number, got {number}")
+            return int(number) if number.is_integer() and abs(number) <= MAX_EXACT_INTEGER else number
+        case "null_value" | None:
+            return None
+        case kind:
+            return getattr(value, kind)

@@ -1,0 +1,171 @@
+"""GenerateOptions from the wire, faithfully: whether an option can be honoured is for the engine to say."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from mlxstream.v1 import options_pb2
+
+from engine.contracts.errors import FieldViolation, InvalidRequestError
+from engine.contracts.options import (
+    AdapterSelection,
+    CacheOptions,
+    Constraint,
+    DenoisingOptions,
+    GenerateOptions,
+    HlgOptions,
+    SpeculationOptions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from google.protobuf.message import Message
+
+MAX_VIOLATIONS: Final = 8
+_NON_FINITE: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+
+# Optional scalars whose name and meaning are the same on both sides.
+SCALARS: Final = (
+    "max_tokens",
+    "prefill_chunk_size",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_tokens_to_keep",
+    "xtc_probability",
+    "xtc_threshold",
+    "seed",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "presence_context_size",
+    "frequency_penalty",
+    "frequency_context_size",
+    "logprobs",
+    "top_logprobs",
+    "checkpoint_every_tokens",
+    "cache_session_id",
+)
+DENOISING_SCALARS: Final = (
+    "max_denoising_steps",
+    "min_canvas_length",
+    "max_canvas_length",
+    "full_canvas",
+    "threshold",
+    "entropy_bound",
+    "t_min",
+    "t_max",
+    "stability_threshold",
+    "confidence_threshold",
+)
+
+_FILL_MODES = MappingProxyType(
+    {options_pb2.FILL_MODE_OFF: "off", options_pb2.FILL_MODE_STRICT: "strict", options_pb2.FILL_MODE_ECHO: "echo"}
+)
+_SAMPLERS = MappingProxyType(
+    {
+        options_pb2.DENOISING_SAMPLER_CONFIDENCE_THRESHOLD: "confidence-threshold",
+        options_pb2.DENOISING_SAMPLER_ENTROPY_BOUND: "entropy-bound",
+    }
+)
+_PIVOTS = MappingProxyType(
+    {
+        options_pb2.HLG_PIVOT_TOP: "top",
+        options_pb2.HLG_PIVOT_ENTROPY: "entropy",
+        options_pb2.HLG_PIVOT_MEDIAN: "median",
+    }
+)
+
+
+def decode_options(options: options_pb2.GenerateOptions) -> GenerateOptions:
+    """The options that are set; static ranges are checked.
+
+    Raises:
+        InvalidRequestError: a number is not finite or out of range, or an option contradicts itself.
+    """
+    _refuse_non_finite(options)
+    values: dict[str, Any] = _present(options, SCALARS)
+    if options.HasField("eos_token_ids"):
+        values["eos_token_ids"] = tuple(options.eos_token_ids.ids)
+    if options.HasField("hlg"):
+        values["hlg"] = _hlg(options.hlg)
+    if options.HasField("cache"):
+        values["cache"] = CacheOptions(bypass=options.cache.bypass, salt=options.cache.salt)
+    if options.HasField("speculation"):
+        values["speculation"] = SpeculationOptions(**_present(options.speculation, ("draft_tokens", "source")))
+    if options.HasField("denoising"):
+        values["denoising"] = _denoising(options.denoising)
+    return GenerateOptions(
+        stop_sequences=tuple(options.stop_sequences),
+        xtc_special_tokens=tuple(options.xtc_special_tokens),
+        curve=tuple((point.x_percent, point.y_percent) for point in options.curve),
+        logit_bias=tuple((entry.token, entry.bias) for entry in options.logit_bias),
+        adapters=tuple(AdapterSelection(id=one.id, **_present(one, ("scale",))) for one in options.adapters),
+        constraint=_constraint(options),
+        fill=_FILL_MODES.get(options.fill),  # type: ignore[arg-type]
+        **values,
+    )
+
+
+def _present(message: Message, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _hlg(hlg: options_pb2.HlgOptions) -> HlgOptions:
+    mode: Any = hlg.WhichOneof("mode")
+    if mode is None:
+        raise InvalidRequestError.of("options.hlg", "one of parametric, oetf, eotf, pipeline and shaper must be set")
+    arm = getattr(hlg, mode)
+    numbers = tuple(field.name for field in arm.DESCRIPTOR.fields if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE)
+    return HlgOptions(
+        mode=mode,
+        parameters=tuple(_present(arm, numbers).items()),
+        pivot=_PIVOTS.get(hlg.parametric.pivot) if mode == "parametric" else None,  # type: ignore[arg-type]
+    )
+
+
+def _constraint(options: options_pb2.GenerateOptions) -> Constraint | None:
+    match options.WhichOneof("constraint"):
+        case None:
+            return None
+        case "json_object":
+            return Constraint(kind="json_object")
+        case "choice":
+            return Constraint(kind="choice", choices=tuple(options.choice.choices))
+        case kind:
+            return Constraint(kind=kind, source=getattr(options, kind))
+
+
+def _denoising(denoising: options_pb2.DenoisingOptions) -> DenoisingOptions:
+    return DenoisingOptions(
+        sampler=_SAMPLERS.get(denoising.sampler),  # type: ignore[arg-type]
+        **_present(denoising, DENOISING_SCALARS),
+    )
+
+
+def _refuse_non_finite(options: options_pb2.GenerateOptions) -> None:
+    violations = []
+    for path, value in _numbers(options, "options"):
+        if not math.isfinite(value):
+            violations.append(FieldViolation(path, f"must be a finite number, got {value}"))
+        if len(violations) == MAX_VIOLATIONS:
+            break
+    if violations:
+        raise InvalidRequestError(violations)
+
+
+def _numbers(message: Message, path: str) -> Iterator[tuple[str, float]]:
+    """Every floating-point number that is set in `message`, with its path."""
+    for field, value in message.ListFields():
+        if field.cpp_type in _NON_FINITE:
+            yield f"{path}.{field.name}", value
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and field.is_repeated:
+            for index, element in enumerate(value):
+                yield from _numbers(element, f"{path}.{field.name}[{index}]")
+        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
+            yield from _numbers(value, f"{path}.{field.name}")

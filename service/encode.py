@@ -1,0 +1,121 @@
+"""From the engine's contracts to messages. Pure: what is sent is what the contracts say."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from mlxstream.v1 import event_pb2, options_pb2, result_pb2
+
+from engine.contracts.results import FinishReason
+from service.encode_graph import encode_descriptor, encode_execution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mlxstream.v1 import error_pb2
+
+    from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress
+    from engine.contracts.options import ResolvedOptions
+    from engine.contracts.results import GeneratedToken, GenerateStats, TokenLogprobs
+
+_FINISH_REASONS: Final = MappingProxyType(
+    {
+        FinishReason.STOP: result_pb2.FINISH_REASON_STOP,
+        FinishReason.LENGTH: result_pb2.FINISH_REASON_LENGTH,
+        FinishReason.CANCELLED: result_pb2.FINISH_REASON_CANCELLED,
+        FinishReason.DEADLINE: result_pb2.FINISH_REASON_DEADLINE,
+        FinishReason.ERROR: result_pb2.FINISH_REASON_ERROR,
+    }
+)
+
+
+def encode_started(started: GenerationStarted) -> event_pb2.Started:
+    """The first event."""
+    return event_pb2.Started(
+        generation_id=started.generation_id,
+        request_id=started.request_id,
+        model=started.model,
+        weights_fingerprint=started.weights_fingerprint,
+        descriptor=encode_descriptor(started.descriptor),
+        execution=encode_execution(started.execution),
+        options=encode_options(started.options),
+        seed_was_explicit=started.options.seed_was_explicit,
+        prompt_tokens=started.prompt_tokens,
+        cached_tokens=started.cached_tokens,
+        resumed_tokens=started.resumed_tokens,
+    )
+
+
+def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
+    """Resolved options, in the form in which they can be sent again."""
+    return options_pb2.GenerateOptions(
+        max_tokens=options.max_tokens,
+        eos_token_ids=options_pb2.TokenIds(ids=options.eos_token_ids),
+        stop_sequences=options.stop_sequences,
+        prefill_chunk_size=options.prefill_chunk_size,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        min_tokens_to_keep=options.min_tokens_to_keep,
+        seed=options.seed,
+    )
+
+
+def encode_chunk(tokens: Iterable[GeneratedToken], text: str, *, with_bytes: bool) -> event_pb2.TokenChunk:
+    """Tokens and text; `with_bytes` adds the bytes of each token."""
+    return event_pb2.TokenChunk(tokens=encode_tokens(tokens, with_bytes=with_bytes), text=text)
+
+
+def encode_tokens(tokens: Iterable[GeneratedToken], *, with_bytes: bool) -> list[result_pb2.GeneratedToken]:
+    """Tokens; `with_bytes` adds the bytes of each."""
+    return [
+        result_pb2.GeneratedToken(
+            token=token.token,
+            index=token.index,
+            text_bytes=token.text_bytes if with_bytes else b"",
+            logprobs=_logprobs(token.logprobs) if token.logprobs is not None else None,
+        )
+        for token in tokens
+    ]
+
+
+def encode_heartbeat(progress: PrefillProgress) -> event_pb2.Heartbeat:
+    """A sign of life."""
+    return event_pb2.Heartbeat(prefilled_tokens=progress.prefilled_tokens, prompt_tokens=progress.prompt_tokens)
+
+
+def encode_finished(
+    finished: GenerationFinished, error: error_pb2.GenerationError | None, *, with_cache_tokens: bool
+) -> event_pb2.Finished:
+    """The last event, with `error` as callers may see it."""
+    return event_pb2.Finished(
+        finish_reason=_FINISH_REASONS[finished.finish_reason],
+        matched_stop=finished.matched_stop,
+        stats=encode_stats(finished.stats, with_cache_tokens=with_cache_tokens),
+        error=error,
+    )
+
+
+def encode_stats(stats: GenerateStats, *, with_cache_tokens: bool = False) -> result_pb2.GenerateStats:
+    """The account; `with_cache_tokens` adds the ids that the cache holds."""
+    return result_pb2.GenerateStats(
+        prompt_tokens=stats.prompt_tokens,
+        cached_tokens=stats.cached_tokens,
+        generated_tokens=stats.generated_tokens,
+        prefill_tps=stats.prefill_tps,
+        decode_tps=stats.decode_tps,
+        prefill_ms=stats.prefill_ms,
+        decode_ms=stats.decode_ms,
+        cache_tokens=stats.cache_tokens if with_cache_tokens else (),
+        queue_ms=stats.queue_ms,
+        time_to_first_token_ms=stats.time_to_first_token_ms,
+    )
+
+
+def _logprobs(logprobs: TokenLogprobs) -> result_pb2.TokenLogprobs:
+    return result_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top=[result_pb2.TopLogprob(token=one.token, logprob=one.logprob) for one in logprobs.top],
+    )

@@ -1,0 +1,182 @@
+"""GenerationService: one coroutine per call, which frees its row however it ends.
+
+A call that is cancelled lands in `freed_on_exit`, whose clean-up is synchronous: it raises the abort signal and
+lets the cancellation go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+from mlxstream.v1 import generation_pb2
+
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.errors import InvalidRequestError
+from engine.contracts.events import GenerationFinished, GenerationStarted, TokensGenerated
+from engine.contracts.results import FinishReason
+from service.decode import decode_generation
+from service.decode_delivery import decode_delivery
+from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
+from service.errors import encode_error, presentable
+from service.stream import ResponseStream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine.contracts.errors import EngineError
+    from engine.contracts.events import GenerationEvent
+    from engine.execution.engine import Engine, Generation
+    from service.decode import GenerationMessage
+    from service.delivery import Delivery
+    from service.live import LiveGenerations
+    from service.rpc import Context, Handler
+
+# As long as nobody presents credentials, all callers are one.
+CALLER: Final = ""
+# A call that is cancelled this close to its deadline was ended by it: the caller's clock may run ahead of ours.
+DEADLINE_TOLERANCE_SECONDS: Final = 0.05
+# A partial result is sent this long before the deadline: a share of the time given, and at most a second.
+PARTIAL_MARGIN_SHARE: Final = 0.1
+MAX_PARTIAL_MARGIN_SECONDS: Final = 1.0
+
+
+class GenerationHandlers:
+    """Answers `mlxstream.v1.GenerationService`."""
+
+    def __init__(self, engine: Engine, live: LiveGenerations) -> None:
+        """Generations run on `engine`, and are followed to their end by `live`."""
+        self._engine = engine
+        self._live = live
+
+    def by_name(self) -> dict[str, Handler]:
+        """Handlers by RPC; the others are refused."""
+        return {"Generate": self.generate, "Complete": self.complete, "Abort": self.abort}
+
+    async def generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
+        """Stream one generation."""
+        delivery = decode_delivery(request.delivery, streaming=True)
+        generation = await self._accept(request)
+        stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time)
+        with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
+            finished = await relay(generation, stream)
+            error = ending_error(finished, delivery)
+            await stream.finish(finished, encode_error(error) if error is not None else None)
+        if error is not None:
+            raise error
+
+    async def complete(
+        self, request: generation_pb2.CompleteRequest, context: Context
+    ) -> generation_pb2.CompleteResponse:
+        """Run one generation to its end and answer with all of it."""
+        delivery = decode_delivery(request.delivery, streaming=False)
+        generation = await self._accept(request)
+        answer = generation_pb2.CompleteResponse()
+        with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
+            finished = await collect(generation, answer, delivery)
+        error = ending_error(finished, delivery)
+        if error is not None:
+            raise error
+        answer.finished.CopyFrom(encode_finished(finished, None, with_cache_tokens=delivery.include_cache_tokens))
+        return answer
+
+    async def abort(self, request: generation_pb2.AbortRequest, _context: Context) -> generation_pb2.AbortResponse:
+        """End a generation and answer once it has ended."""
+        match request.WhichOneof("target"):
+            case "request_id":
+                generation = self._engine.abort(caller=CALLER, request_id=request.request_id)
+            case "generation_id":
+                generation = self._engine.abort(caller=CALLER, generation_id=request.generation_id)
+            case _:
+                raise InvalidRequestError.of("target", "one of request_id and generation_id must be set")
+        if generation is None:
+            return generation_pb2.AbortResponse(status=generation_pb2.ABORT_STATUS_NOT_RUNNING)
+        finished = await generation.finished()
+        aborted = finished.finish_reason is FinishReason.CANCELLED
+        return generation_pb2.AbortResponse(
+            status=generation_pb2.ABORT_STATUS_ABORTED if aborted else generation_pb2.ABORT_STATUS_NOT_RUNNING,
+            stats=encode_stats(finished.stats),
+        )
+
+    async def _accept(self, request: GenerationMessage) -> Generation:
+        decoded = decode_generation(request, caller=CALLER)
+        self._live.require_open()
+        generation = await self._engine.generate(decoded)
+        self._live.watch(generation)
+        return generation
+
+
+async def relay(generation: Generation, stream: ResponseStream) -> GenerationFinished:
+    """Send events as they come, and what falls due between them, until the end, which is returned."""
+    while True:
+        await stream.send_due()
+        event = await next_event_before(generation, stream.due_at)
+        if isinstance(event, GenerationFinished):
+            return event
+        if event is not None:
+            await stream.handle(event)
+
+
+async def collect(
+    generation: Generation, answer: generation_pb2.CompleteResponse, delivery: Delivery
+) -> GenerationFinished:
+    """Gather all events in `answer` until the end, which is returned."""
+    text: list[str] = []
+    while True:
+        match await generation.next_event():
+            case GenerationStarted() as started:
+                answer.started.CopyFrom(encode_started(started))
+            case TokensGenerated() as generated:
+                answer.tokens.extend(encode_tokens(generated.tokens, with_bytes=delivery.include_token_bytes))
+                text.append(generated.text)
+            case GenerationFinished() as finished:
+                answer.text = "".join(text) if delivery.include_text else ""
+                return finished
+
+
+async def next_event_before(generation: Generation, time: float | None) -> GenerationEvent | None:
+    """The next event, or None once the loop's clock has reached `time`. No event is lost."""
+    try:
+        async with asyncio.timeout_at(time):
+            return await generation.next_event()
+    except TimeoutError:
+        return None
+
+
+def ending_error(finished: GenerationFinished, delivery: Delivery) -> EngineError | None:
+    """What the call's status must tell; None ends it with OK."""
+    partial = delivery.partial_at_deadline and finished.finish_reason is FinishReason.DEADLINE
+    return None if finished.error is None or partial else presentable(finished.error)
+
+
+@contextlib.contextmanager
+def freed_on_exit(generation: Generation, context: Context) -> Iterator[None]:
+    """Abort `generation` when its call ends before it does."""
+    try:
+        yield
+    except BaseException:
+        generation.abort(_cause(context))
+        raise
+
+
+@contextlib.contextmanager
+def partial_at_deadline(generation: Generation, context: Context, delivery: Delivery) -> Iterator[None]:
+    """End `generation` in time for its partial result to be sent, where that was asked for."""
+    remaining_seconds = context.time_remaining()
+    if not delivery.partial_at_deadline or remaining_seconds is None:
+        yield
+        return
+    margin_seconds = min(MAX_PARTIAL_MARGIN_SECONDS, PARTIAL_MARGIN_SHARE * remaining_seconds)
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(remaining_seconds - margin_seconds, generation.abort, AbortReason.DEADLINE)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cause(context: Context) -> AbortReason:
+    remaining_seconds = context.time_remaining()
+    past = remaining_seconds is not None and remaining_seconds <= DEADLINE_TOLERANCE_SECONDS
+    return AbortReason.DEADLINE if past else AbortReason.DISCONNECTED

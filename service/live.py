@@ -1,0 +1,74 @@
+"""The generations that this process has accepted and not yet seen the end of.
+
+Refuses new ones while draining, and writes one log line per end. Holds no prompt and no output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from engine.contracts.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from engine.contracts.events import GenerationFinished
+    from engine.execution.engine import Generation
+
+logger = logging.getLogger(__name__)
+
+
+class LiveGenerations:
+    """Owner of one watching task per live generation."""
+
+    def __init__(self) -> None:
+        """Nothing is live, and new generations are welcome."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining = False
+
+    @property
+    def count(self) -> int:
+        """Generations that have not ended."""
+        return len(self._tasks)
+
+    def require_open(self) -> None:
+        """Raise `UnavailableError` once draining has begun."""
+        if self._draining:
+            raise UnavailableError("draining", "the service is shutting down")
+
+    def watch(self, generation: Generation) -> None:
+        """Follow a generation to its end. Call right after it was accepted, without awaiting in between."""
+        task = asyncio.get_running_loop().create_task(_log_end(generation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drain(self) -> None:
+        """Refuse new generations from now on."""
+        self._draining = True
+
+    async def wait_idle(self) -> None:
+        """Return when nothing is live."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+async def _log_end(generation: Generation) -> None:
+    finished = await generation.finished()
+    logger.info("generation finished", extra={"fields": _account(generation, finished)})
+
+
+def _account(generation: Generation, finished: GenerationFinished) -> dict[str, object]:
+    stats = finished.stats
+    return {
+        "request_id": generation.request_id,
+        "generation_id": generation.generation_id,
+        "finish_reason": finished.finish_reason.value,
+        "error": finished.error.reason if finished.error is not None else None,
+        "prompt_tokens": stats.prompt_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "queue_ms": round(stats.queue_ms, 1),
+        "time_to_first_token_ms": round(stats.time_to_first_token_ms, 1),
+        "prefill_tps": round(stats.prefill_tps, 1),
+        "decode_tps": round(stats.decode_tps, 1),
+    }

@@ -1,0 +1,99 @@
+"""ModelService: what is served, and its text layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mlxstream.v1 import model_pb2
+
+from engine.contracts.errors import InvalidRequestError, NotFoundError
+from service.decode import decode_chat, decode_model
+from service.encode_model import encode_model_info, encode_model_summary
+from service.revision import MINIMUM_CLIENT_REVISION, SCHEMA_REVISION, server_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.contracts.model import ModelInfo
+    from engine.execution.engine import Engine
+    from service.rpc import Context, Handler
+
+
+class ModelHandlers:
+    """Answers `mlxstream.v1.ModelService`."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Tells about the model of `engine`."""
+        self._engine = engine
+
+    def by_name(self) -> dict[str, Handler]:
+        """Handlers by RPC; the others are refused."""
+        return {
+            "GetModel": self.get_model,
+            "ListModels": self.list_models,
+            "Tokenize": self.tokenize,
+            "Detokenize": self.detokenize,
+            "RenderChat": self.render_chat,
+        }
+
+    async def get_model(self, request: model_pb2.GetModelRequest, _context: Context) -> model_pb2.GetModelResponse:
+        """Describe the model and this build."""
+        return model_pb2.GetModelResponse(
+            model=encode_model_info(self._model(request.model)),
+            schema_revision=SCHEMA_REVISION,
+            minimum_client_revision=MINIMUM_CLIENT_REVISION,
+            server_version=server_version(),
+        )
+
+    async def list_models(
+        self, request: model_pb2.ListModelsRequest, _context: Context
+    ) -> model_pb2.ListModelsResponse:
+        """List the one model that is served, on one page."""
+        if request.page_token:
+            raise InvalidRequestError.of("page_token", "is not one that this server has given")
+        return model_pb2.ListModelsResponse(models=[encode_model_summary(self._model(""))])
+
+    async def tokenize(self, request: model_pb2.TokenizeRequest, _context: Context) -> model_pb2.TokenizeResponse:
+        """Text to ids."""
+        model = self._model(request.model)
+        ids = await self._engine.tokenize(
+            request.text,
+            model=model.name,
+            add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+            parse_special_tokens=request.parse_special_tokens if request.HasField("parse_special_tokens") else True,
+        )
+        return model_pb2.TokenizeResponse(ids=ids, model=model.name)
+
+    async def detokenize(self, request: model_pb2.DetokenizeRequest, _context: Context) -> model_pb2.DetokenizeResponse:
+        """Ids to text."""
+        model = self._model(request.model)
+        _require_in_vocabulary(request.ids, model.geometry.vocab_size)
+        text = await self._engine.detokenize(
+            request.ids,
+            model=model.name,
+            skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else True,
+        )
+        return model_pb2.DetokenizeResponse(text=text, model=model.name)
+
+    async def render_chat(
+        self, request: model_pb2.RenderChatRequest, _context: Context
+    ) -> model_pb2.RenderChatResponse:
+        """Conversation to prompt."""
+        model = self._model(request.model)
+        text, ids = await self._engine.render_chat(decode_chat(request.chat, field="chat"), model=model.name)
+        return model_pb2.RenderChatResponse(text=text, ids=ids, model=model.name)
+
+    def _model(self, name: str) -> ModelInfo:
+        """The served model; another name is not found."""
+        model = self._engine.model
+        if decode_model(name) not in ("", model.name):
+            raise NotFoundError("model", name)
+        return model
+
+
+def _require_in_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
+    for position, token in enumerate(ids):
+        if token >= vocab_size:
+            raise InvalidRequestError.of(
+                f"ids[{position}]", f"token id {token} is outside the vocabulary of {vocab_size}"
+            )

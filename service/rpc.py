@@ -1,0 +1,86 @@
+"""The edge of every RPC: bytes to message, handler, and whatever goes wrong to a status.
+
+Requests are parsed here rather than inside gRPC, which would answer malformed bytes as a fault of ours.
+Handlers are coroutines that write by themselves: a cancellation then lands in their own `try`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.message import DecodeError, Message
+
+from engine.contracts.errors import UnsupportedOptionError
+from service.errors import MalformedMessageError, MessageTooLargeError, abort, presentable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+    # A unary RPC returns its answer; a streaming one writes to the context and returns None.
+    Handler: TypeAlias = Callable[[Any, Context], Awaitable[Message | None]]
+    RawHandler: TypeAlias = Callable[[bytes, Context], Awaitable[Message | None]]
+
+MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+
+
+def service_handler(descriptor: ServiceDescriptor, handlers: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
+    """Serve every method of `descriptor`; those without a handler answer UNIMPLEMENTED by name."""
+    methods = {method.name: _method_handler(method, handlers) for method in descriptor.methods}
+    return grpc.method_handlers_generic_handler(descriptor.full_name, methods)
+
+
+def _method_handler(method: MethodDescriptor, handlers: Mapping[str, Handler]) -> grpc.RpcMethodHandler[Any, Any]:
+    raw = _guarded(method, handlers.get(method.name) or _unsupported(method.full_name))
+    build: Any = (
+        grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+    )
+    handler: grpc.RpcMethodHandler[Any, Any] = build(raw, response_serializer=_serialize)
+    return handler
+
+
+def _guarded(method: MethodDescriptor, handler: Handler) -> RawHandler:
+    """Around one handler: nothing leaves it but an answer, a status with details, or a cancellation."""
+    request_class = message_factory.GetMessageClass(method.input_type)
+
+    async def call(request_bytes: bytes, context: Context) -> Message | None:
+        try:
+            answer = await handler(_parse(request_class, request_bytes), context)
+            if answer is not None:
+                _require_sendable(answer)
+            return answer
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await abort(context, presentable(error))
+
+    return call
+
+
+def _parse(request_class: type[Message], request_bytes: bytes) -> Message:
+    try:
+        return request_class.FromString(request_bytes)
+    except DecodeError:
+        raise MalformedMessageError(request_class.DESCRIPTOR.full_name) from None
+
+
+def _require_sendable(answer: Message) -> None:
+    size_bytes = answer.ByteSize()
+    if size_bytes > MAX_MESSAGE_BYTES:
+        raise MessageTooLargeError(message_bytes=size_bytes, limit_bytes=MAX_MESSAGE_BYTES)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _unsupported(full_name: str) -> Handler:
+    async def refuse(_request: Message, _context: Context) -> None:
+        raise UnsupportedOptionError(full_name, "this build does not offer it yet")
+
+    return refuse

@@ -1,0 +1,98 @@
+"""Assembles the gRPC server: services, health, reflection, limits. Binding is apart, since it comes first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+import grpc
+from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
+
+from service.generation import GenerationHandlers
+from service.models import ModelHandlers
+from service.reflection import add_reflection
+from service.rpc import MAX_MESSAGE_BYTES, service_handler
+
+if TYPE_CHECKING:
+    from engine.execution.engine import Engine
+    from service.address import Address
+    from service.health import Health
+    from service.live import LiveGenerations
+
+GENERATION_SERVICE: Final = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
+MODEL_SERVICE: Final = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
+SERVICE_NAMES: Final = tuple(service.full_name for service in (GENERATION_SERVICE, MODEL_SERVICE, ADMIN_SERVICE))
+
+# Long prompts are silent for minutes: callers may ping as they like, and we ask whether they are still there.
+CHANNEL_OPTIONS: Final = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
+)
+
+
+class BindError(Exception):
+    """The address cannot be listened on; the message names it and says why."""
+
+
+async def build_server(engine: Engine, live: LiveGenerations, health: Health) -> grpc.aio.Server:
+    """A server with every service, bound to nothing yet."""
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
+    server.add_generic_rpc_handlers(
+        (
+            service_handler(GENERATION_SERVICE, GenerationHandlers(engine, live).by_name()),
+            service_handler(MODEL_SERVICE, ModelHandlers(engine).by_name()),
+            service_handler(ADMIN_SERVICE, {}),
+        )
+    )
+    await health.attach(server)
+    add_reflection(server, (*SERVICE_NAMES, "grpc.health.v1.Health"))
+    return server
+
+
+def bind(server: grpc.aio.Server, address: Address) -> Address:
+    """Bind `server` and return the address with its real port.
+
+    Raises:
+        BindError: the address is in use, is not ours, or has no such host.
+    """
+    _require_bindable(address)
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError:
+        raise BindError(f"cannot listen on {address}") from None
+    return address.with_port(port)
+
+
+def _require_bindable(address: Address) -> None:
+    """Try the address first: gRPC's own failure names no cause, and it binds what it can of several addresses."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise BindError(f"cannot listen on {address}: no such host") from None
+    codes = [_bind_errno(family, socket_address) for family, _, _, _, socket_address in found]
+    if errno.EADDRINUSE in codes:
+        raise BindError(f"cannot listen on {address}: the port is in use")
+    if all(codes):
+        raise BindError(f"cannot listen on {address}: {os.strerror(codes[0])}")
+
+
+def _bind_errno(family: int, socket_address: tuple[object, ...]) -> int:
+    """0 if a socket can be bound there, else the error's number."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(socket_address)
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0

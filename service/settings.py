@@ -1,0 +1,117 @@
+"""The one configuration object of a server. Flags come first, then MLX_STREAM_* variables, the file, the defaults.
+
+Unknown keys are errors wherever they stand, so that a setting is never believed to be in force when it is not.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from engine.execution.resident import EngineSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENVIRONMENT_PREFIX: Final = "MLX_STREAM_"
+# Variables of this family that belong to the command line rather than to the server.
+FOREIGN_VARIABLES: Final = frozenset({"MLX_STREAM_CONFIG"})
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the message names the setting."""
+
+
+class ServerSettings(BaseSettings):
+    """Everything that a server can be told. Units are in the names."""
+
+    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+
+    model: str = Field(min_length=1)
+    listen: str = "127.0.0.1:50051"
+    state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("mlx-stream"))
+    insecure: bool = False
+    device: Literal["auto", "cpu", "metal", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    blas: str = "auto"
+    max_queue: int = Field(default=64, ge=1, le=1_000_000)
+    max_rows: int = Field(default=32, ge=1, le=4096)
+    prefill_step_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
+    health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def engine_settings(self) -> EngineSettings:
+        """The part that the engine reads; "auto" is its None."""
+        return EngineSettings(
+            model=self.model,
+            state_dir=self.state_dir,
+            device=_unless_auto(self.device),
+            dtype=_unless_auto(self.dtype),
+            blas=_unless_auto(self.blas),
+            max_queue=self.max_queue,
+            max_rows=self.max_rows,
+            prefill_step_tokens=self.prefill_step_tokens,
+        )
+
+
+def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerSettings:
+    """Build the configuration; `flags` holds what was given on the command line, by field name.
+
+    Raises:
+        SettingsError: a key is unknown, a value is out of range, or the file cannot be read.
+    """
+    _refuse_unknown_variables()
+    file_values = _read_file(config_file) if config_file is not None else {}
+
+    class Sources(ServerSettings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=file_values)
+
+    try:
+        return Sources(**flags)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_describe(dict(one)) for one in error.errors())) from None
+
+
+def _unless_auto(value: str) -> str | None:
+    return None if value == "auto" else value
+
+
+def _refuse_unknown_variables() -> None:
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in ServerSettings.model_fields} | FOREIGN_VARIABLES
+    unknown = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
+    if unknown:
+        raise SettingsError(f"{', '.join(unknown)}: no such setting")
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from None
+
+
+def _describe(error: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{name}: no such setting"
+    if error["type"] == "missing":
+        return f"{name}: must be given"
+    return f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"

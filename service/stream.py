@@ -1,0 +1,98 @@
+"""One generation's messages on the wire: numbered, packed, and never silent for long.
+
+Used by one handler. Times are seconds of the loop's clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mlxstream.v1 import generation_pb2
+
+from engine.contracts.events import GenerationStarted, PrefillProgress, TokensGenerated
+from service.delivery import ChunkBuffer
+from service.encode import encode_chunk, encode_finished, encode_heartbeat, encode_started
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mlxstream.v1 import error_pb2
+
+    from engine.contracts.events import GenerationEvent, GenerationFinished
+    from service.delivery import Delivery
+
+
+class ResponseStream:
+    """Writes the stream grammar: started, then chunks and heartbeats, then finished."""
+
+    def __init__(
+        self,
+        write: Callable[[generation_pb2.GenerateResponse], Awaitable[None]],
+        delivery: Delivery,
+        clock: Callable[[], float],
+    ) -> None:
+        """Nothing is sent before the generation has started, so that callers may retry until then."""
+        self._write = write
+        self._delivery = delivery
+        self._clock = clock
+        self._sequence = 0
+        self._sent_at = clock()
+        self._progress = PrefillProgress(0, 0)
+        self._buffer = ChunkBuffer(
+            max_tokens=delivery.max_tokens_per_message, max_delay_seconds=delivery.max_delay_seconds
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether a message has been sent."""
+        return self._sequence > 0
+
+    @property
+    def due_at(self) -> float | None:
+        """When something must be sent without a further event; None for never."""
+        times = [self._buffer.due_at]
+        if self.started and self._delivery.heartbeat_seconds is not None:
+            times.append(self._sent_at + self._delivery.heartbeat_seconds)
+        return min((time for time in times if time is not None), default=None)
+
+    async def send_due(self) -> None:
+        """Send the tokens that have waited long enough; after too long a silence, a heartbeat."""
+        now = self._clock()
+        if self.due_at is None or now < self.due_at:
+            return
+        chunks = self._buffer.take(now)
+        await self._send_chunks(chunks)
+        if not chunks:
+            await self._send(heartbeat=encode_heartbeat(self._progress))
+
+    async def handle(self, event: GenerationEvent) -> None:
+        """Send what `event` makes ready."""
+        match event:
+            case GenerationStarted():
+                self._progress = PrefillProgress(event.cached_tokens, event.prompt_tokens)
+                await self._send(started=encode_started(event))
+            case PrefillProgress():
+                self._progress = event
+            case TokensGenerated():
+                self._progress = PrefillProgress(self._progress.prompt_tokens, self._progress.prompt_tokens)
+                text = event.text if self._delivery.include_text else ""
+                self._buffer.add(TokensGenerated(event.tokens, text), self._clock())
+                await self._send_chunks(self._buffer.take(self._clock()))
+
+    async def finish(self, finished: GenerationFinished, error: error_pb2.GenerationError | None) -> None:
+        """Send what still waits, and the end. A generation that never started ends by its status alone."""
+        if not self.started:
+            return
+        await self._send_chunks(self._buffer.take(self._clock(), everything=True))
+        with_cache_tokens = self._delivery.include_cache_tokens
+        await self._send(finished=encode_finished(finished, error, with_cache_tokens=with_cache_tokens))
+
+    async def _send_chunks(self, chunks: list[TokensGenerated]) -> None:
+        for chunk in chunks:
+            with_bytes = self._delivery.include_token_bytes
+            await self._send(chunk=encode_chunk(chunk.tokens, chunk.text, with_bytes=with_bytes))
+
+    async def _send(self, **event: Any) -> None:
+        self._sequence += 1
+        await self._write(generation_pb2.GenerateResponse(sequence=self._sequence, **event))
+        self._sent_at = self._clock()
