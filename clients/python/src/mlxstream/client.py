@@ -178,7 +178,7 @@ class AsyncClient:
 
         def open_call() -> Call:
             return self._connected().generations.Generate(
-                request, timeout=timeout_seconds or self._timeout_seconds, metadata=self._metadata
+                request, timeout=self._deadline(timeout_seconds), metadata=self._metadata
             )
 
         return AsyncTextStream(open_call)
@@ -282,9 +282,8 @@ class AsyncClient:
         timeout_seconds: float | None = None,
     ) -> Response:
         """Make a call with one answer, and turn its failure into a typed error."""
-        deadline = timeout_seconds or self._timeout_seconds
         try:
-            return await method(request, timeout=deadline, metadata=self._metadata)
+            return await method(request, timeout=self._deadline(timeout_seconds), metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from error
         except asyncio.CancelledError:
@@ -292,6 +291,9 @@ class AsyncClient:
             if task is not None and task.cancelling():
                 raise
             raise GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED) from None
+
+    def _deadline(self, timeout_seconds: float | None) -> float | None:
+        return self._timeout_seconds if timeout_seconds is None else timeout_seconds
 
     def _connected(self) -> Connection:
         if self._closed:

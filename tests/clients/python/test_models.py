@@ -1,0 +1,74 @@
+"""The calls beside generation: models, tokenizer, chat template, abort, health."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+import mlxstream
+from mlxstream.v1.generation_pb2 import ABORT_STATUS_ABORTED, ABORT_STATUS_NOT_RUNNING
+from tests.clients.python.scripted_server import READINESS_SERVICE, ScriptedServer, answer, serving
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    async with serving(answer("hi")) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: ScriptedServer) -> AsyncIterator[mlxstream.AsyncClient]:
+    async with mlxstream.AsyncClient(server.target, timeout_seconds=20) as connected:
+        yield connected
+
+
+async def test_a_model_is_described_or_not_found(client: mlxstream.AsyncClient) -> None:
+    assert (await client.model()).name == "tiny"
+    with pytest.raises(mlxstream.NotFoundError, match="huge"):
+        await client.model("huge")
+
+
+async def test_models_are_listed_over_all_pages(client: mlxstream.AsyncClient) -> None:
+    assert [model.name for model in await client.models()] == ["a", "b", "c"]
+
+
+async def test_text_becomes_ids_and_ids_become_text(client: mlxstream.AsyncClient) -> None:
+    ids = await client.tokenize("ab")
+    assert ids == [97, 98]
+    assert await client.detokenize(ids) == "ab"
+
+
+async def test_a_conversation_is_rendered(client: mlxstream.AsyncClient) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ["Hi", " there"]}]
+    assert (await client.render_chat(messages)).text == "system: Be brief.\nuser: Hi there"
+
+
+async def test_abort_tells_whether_something_was_running(client: mlxstream.AsyncClient) -> None:
+    assert (await client.abort(request_id="r1")).status == ABORT_STATUS_ABORTED
+    assert (await client.abort(generation_id="unknown")).status == ABORT_STATUS_NOT_RUNNING
+
+
+async def test_health_follows_the_server(server: ScriptedServer, client: mlxstream.AsyncClient) -> None:
+    assert await client.health() == "SERVING"
+    await server.health.set(READINESS_SERVICE, HealthCheckResponse.NOT_SERVING)
+    assert await client.health() == "NOT_SERVING"
+
+
+async def test_waiting_for_readiness_ends_when_the_server_becomes_ready(
+    server: ScriptedServer, client: mlxstream.AsyncClient
+) -> None:
+    await server.health.set(READINESS_SERVICE, HealthCheckResponse.NOT_SERVING)
+    waiting = asyncio.create_task(client.wait_ready(timeout_seconds=20))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await server.health.set(READINESS_SERVICE, HealthCheckResponse.SERVING)
+    await waiting
+
+
+async def test_waiting_for_readiness_gives_up_in_time() -> None:
+    async with mlxstream.AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(mlxstream.UnavailableError, match="was not ready within"):
+            await client.wait_ready(timeout_seconds=0.2)

@@ -1,0 +1,207 @@
+"""The client of plain threads: the same results and ends, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import mlxstream
+from mlxstream.sync import BackgroundLoop
+from tests.clients.python.scripted_server import ScriptedServer, answer, endless, silent
+
+
+class ThreadedServer:
+    """A scripted server on a loop of its own, so that the test's thread may block."""
+
+    def __init__(self) -> None:
+        self._loop = BackgroundLoop(self._stop)
+        self.scripted = self._loop.run(self._start())
+
+    async def _start(self) -> ScriptedServer:
+        server = ScriptedServer(answer("Hello", ", ", "world"))
+        await server.start()
+        return server
+
+    async def _stop(self) -> None:
+        await self.scripted.stop()
+
+    def wait_cancelled(self) -> None:
+        async def wait() -> None:
+            await self.scripted.generations.cancelled.wait()
+
+        self._loop.run(wait())
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadedServer]:
+    running = ThreadedServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def client(server: ThreadedServer) -> Iterator[mlxstream.Client]:
+    with mlxstream.Client(server.scripted.target, timeout_seconds=20) as connected:
+        yield connected
+
+
+def client_threads() -> int:
+    return sum(thread.name == "mlxstream-client" for thread in threading.enumerate())
+
+
+def test_iterating_gives_the_text_and_then_the_account(client: mlxstream.Client) -> None:
+    stream = client.stream("hi")
+    assert list(stream) == ["Hello", ", ", "world"]
+    assert stream.finish_reason == "stop"
+    assert stream.usage.generated_tokens == 3
+    assert stream.stats is not None
+    assert stream.started is not None
+
+
+def test_events_are_all_messages(client: mlxstream.Client) -> None:
+    kinds = [event.WhichOneof("event") for event in client.stream("hi").events()]
+    assert kinds == ["started", "chunk", "chunk", "chunk", "finished"]
+
+
+def test_break_ends_the_generation(server: ThreadedServer, client: mlxstream.Client) -> None:
+    server.scripted.generations.behaviour = endless
+    stream = client.stream("hi")
+    for _ in stream:
+        break
+    server.wait_cancelled()
+    assert list(stream) == []
+
+
+def test_leaving_the_block_ends_the_generation(server: ThreadedServer, client: mlxstream.Client) -> None:
+    server.scripted.generations.behaviour = endless
+    with client.stream("hi") as stream:
+        iteration = iter(stream)
+        next(iteration)
+    server.wait_cancelled()
+
+
+def test_cancel_from_another_thread_stops_a_waiting_iteration(server: ThreadedServer, client: mlxstream.Client) -> None:
+    server.scripted.generations.behaviour = silent
+    stream = client.stream("hi")
+    threading.Timer(0.05, stream.cancel).start()
+    assert list(stream) == []
+    server.wait_cancelled()
+
+
+def test_an_interrupted_wait_ends_the_generation(server: ThreadedServer, client: mlxstream.Client) -> None:
+    server.scripted.generations.behaviour = silent
+    timer = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        list(client.stream("hi"))
+    server.wait_cancelled()
+
+
+def test_errors_are_those_of_the_asynchronous_client(server: ThreadedServer, client: mlxstream.Client) -> None:
+    server.scripted.generations.behaviour = silent
+    with pytest.raises(mlxstream.DeadlineExceededError):
+        list(client.stream("hi", timeout_seconds=0.1))
+    with pytest.raises(mlxstream.NotFoundError):
+        client.model("huge")
+    with pytest.raises(TypeError, match="did you mean 'top_k'"):
+        client.stream("hi", top_kk=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda client: client.generate("hi").text, "Hello, world"),
+        (lambda client: client.tokenize("a"), [97]),
+        (lambda client: client.detokenize([97]), "a"),
+        (lambda client: client.render_chat([{"role": "user", "content": "x"}]).text, "user: x"),
+        (lambda client: client.model().name, "tiny"),
+        (lambda client: [model.name for model in client.models()], ["a", "b", "c"]),
+        (lambda client: client.health(), "SERVING"),
+        (lambda client: client.wait_ready(timeout_seconds=20), None),
+        (lambda client: client.abort(request_id="r1").HasField("stats"), False),
+    ],
+)
+def test_every_call_waits_for_its_result(
+    call: Callable[[mlxstream.Client], object], expected: object, client: mlxstream.Client
+) -> None:
+    assert call(client) == expected
+
+
+def test_one_client_serves_many_threads(client: mlxstream.Client) -> None:
+    results: list[str] = []
+    threads = [threading.Thread(target=lambda: results.append("".join(client.stream("hi")))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["Hello, world"] * 8
+
+
+def test_closing_ends_the_thread_and_what_is_running(server: ThreadedServer) -> None:
+    before = client_threads()
+    client = mlxstream.Client(server.scripted.target)
+    server.scripted.generations.behaviour = endless
+    iteration = iter(client.stream("hi"))
+    next(iteration)
+    client.close()
+    client.close()
+    server.wait_cancelled()
+    assert client_threads() == before
+    with pytest.raises(RuntimeError, match="closed"):
+        next(iteration)
+
+
+def test_a_dropped_client_ends_its_thread(server: ThreadedServer) -> None:
+    before = client_threads()
+    client = mlxstream.Client(server.scripted.target)
+    assert client.generate("hi").text == "Hello, world"
+    assert client_threads() == before + 1
+    del client
+    gc.collect()
+    assert client_threads() == before
+
+
+LEAVE_EVERYTHING_OPEN = """
+import asyncio, sys
+import mlxstream
+target = sys.argv[1]
+client = mlxstream.Client(target)
+for text in client.stream("hi"):
+    break
+kept = iter(client.stream("hi"))
+next(kept)
+
+async def main():
+    client = mlxstream.AsyncClient(target)
+    async for text in client.stream("hi"):
+        break
+    kept = aiter(client.stream("hi"))
+    await anext(kept)
+    unread = client.stream("hi")
+    return client, kept, unread
+
+left = asyncio.run(main())
+"""
+
+
+def test_a_program_that_leaves_everything_open_ends_in_silence(server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = endless
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", LEAVE_EVERYTHING_OPEN, server.scripted.target],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
