@@ -1,0 +1,84 @@
+"""How weights are held and how wide prefill steps are, by device. Every device-dependent choice of layout is here.
+
+On a CPU float32 is the only fast dtype, and products of quantized weights are many times slower than dense ones; on
+Metal and CUDA the stored form is the fast one. Source: decision 0001.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from engine.runtime.device import Device
+
+ComputeDtype = Literal["float32", "bfloat16", "float16"]
+
+CPU_PREFILL_STEP_TOKENS = 64
+GPU_PREFILL_STEP_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutPolicy:
+    """How one model is held.
+
+    `compute_dtype` is the dtype of activations, dense weights and quantization scales; `dequantize` turns quantized
+    weights into dense ones while they are read; `pretranspose_linear` stores them as the product reads them.
+    `prefill_step_tokens` bounds the prompt tokens of one step, and with it the time until a cancellation lands.
+    """
+
+    compute_dtype: ComputeDtype
+    dequantize: bool
+    pretranspose_linear: bool
+    prefill_step_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFacts:
+    """What is known of a model's files before they are read: sizes, and the dtype of the dense tensors."""
+
+    parameters: int
+    stored_dtype: ComputeDtype
+    quantized: bool
+
+
+def choose_layout(
+    weights: WeightsFacts,
+    *,
+    device: Device,
+    dtype_wish: ComputeDtype | None,
+    few_row_products_are_fast: bool,
+    available_bytes: int,
+) -> LayoutPolicy:
+    """The layout for `weights`. `few_row_products_are_fast`: the BLAS needs no transposed copy for single rows."""
+    if device != "cpu":
+        return LayoutPolicy(
+            compute_dtype=dtype_wish or weights.stored_dtype,
+            dequantize=False,
+            pretranspose_linear=False,
+            prefill_step_tokens=GPU_PREFILL_STEP_TOKENS,
+        )
+    dtype = dtype_wish or _cpu_dtype(weights, available_bytes)
+    return LayoutPolicy(
+        compute_dtype=dtype,
+        dequantize=fits(dense_bytes(weights, dtype), available_bytes),
+        pretranspose_linear=dtype == "float32" and not few_row_products_are_fast,
+        prefill_step_tokens=CPU_PREFILL_STEP_TOKENS,
+    )
+
+
+def dense_bytes(weights: WeightsFacts, dtype: ComputeDtype) -> int:
+    """Bytes of all weights when each is dense in `dtype`."""
+    return weights.parameters * (4 if dtype == "float32" else 2)
+
+
+def fits(size_bytes: int, available_bytes: int) -> bool:
+    """Whether `size_bytes` leaves a fifth of what is available to caches, activations and everybody else."""
+    return size_bytes * 5 <= available_bytes * 4
+
+
+def _cpu_dtype(weights: WeightsFacts, available_bytes: int) -> ComputeDtype:
+    # Quantized weights that stay packed still want float32 around them: 16-bit scales are 8 times slower.
+    if weights.quantized or fits(dense_bytes(weights, "float32"), available_bytes):
+        return "float32"
+    return weights.stored_dtype
