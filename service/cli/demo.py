@@ -1,0 +1,89 @@
+"""`mlx-stream demo`: fetch a model, serve it, ask it one question through the client, and stop."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from engine.contracts.errors import EngineError
+from mlxstream.client import DEFAULT_TIMEOUT_SECONDS
+from service.cli.asking import EXIT_INTERRUPTED, Failure, connected
+from service.cli.models import pull_with_bar
+from service.cli.terminal import PROGRESS_DELIVERY, Terminal, waiting
+
+DEFAULT_PROMPT = "What is the capital of France? Answer in one sentence."
+EXIT_TERMINATED = 143
+STOP_SECONDS = 15.0
+
+
+@click.command()
+@click.argument("prompt", default=DEFAULT_PROMPT)
+@click.option("--model", default="smollm2-135m", show_default=True, help="What `serve --model` takes.")
+def demo(prompt: str, model: str) -> None:
+    """Start a server on a free port, ask it PROMPT, show the answer as it streams, and stop."""
+    console = Console(stderr=True)
+    terminal = Terminal(sys.stdout, console)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        pull_with_bar(model)
+    except EngineError as error:
+        raise Failure(str(error)) from error
+    with serving(model, console) as target, connected(target, DEFAULT_TIMEOUT_SECONDS) as client:
+        terminal.note(f"serving {model} on {target}; asking: {prompt}")
+        answer = terminal.show(client.stream([{"role": "user", "content": prompt}], delivery=PROGRESS_DELIVERY))
+    if answer.interrupted:
+        raise SystemExit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def serving(model: str, console: Console) -> Iterator[str]:
+    """Run `mlx-stream serve` as a child, and give its address once it is ready. It is stopped at the end, always.
+
+    Raises:
+        Failure: It ended before it was ready; it has said why.
+    """
+    flags = ["--model", model, "--listen", "127.0.0.1:0", "--log-level", "warning"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "serve", *flags],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        with waiting(console, f"loading {model}"):
+            target = _ready_address(server)
+        yield target
+    finally:
+        _stop(server)
+
+
+def _ready_address(server: subprocess.Popen[str]) -> str:
+    """Wait for the line `serving MODEL on HOST:PORT`."""
+    for line in server.stdout or ():
+        if line.startswith("serving "):
+            return line.split()[-1]
+    raise Failure(f"the server ended with status {server.wait()} before it was ready")
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    server.terminate()
+    try:
+        server.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    finally:
+        if server.stdout is not None:
+            server.stdout.close()
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """Turn SIGTERM into an exit that runs every clean-up."""
+    raise SystemExit(EXIT_TERMINATED)

@@ -1,0 +1,69 @@
+"""`mlx-stream generate`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+
+from mlxstream import Client
+from mlxstream.requests import Prompt
+from service.cli.asking import EXIT_INTERRUPTED, connected, connection_flags, option_flags, set_options
+from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("--chat/--raw", default=None, help="Ask through the model's chat template, or continue the bare text. "
+              "Default: chat where the model has a template.")  # fmt: skip
+@click.option("--system", help="What the model is told before the prompt; implies --chat.")
+@click.option("--json", "as_json", is_flag=True, help="Write every event as one line of JSON.")
+@option_flags
+@connection_flags
+def generate(
+    prompt: str | None,
+    chat: bool | None,
+    system: str | None,
+    as_json: bool,
+    target: str,
+    model: str,
+    timeout_seconds: float,
+    **options: Any,
+) -> None:
+    """Stream the answer to PROMPT. Without PROMPT, or with -, it is read from standard input.
+
+    The text goes to standard output, statistics go to standard error. Ctrl-C cancels the generation.
+    Exit status: 0 finished, 1 failed, 2 wrong usage, 69 no server, 130 cancelled.
+    """
+    if system is not None and chat is False:
+        raise click.UsageError("--system needs the chat template; leave out --raw")
+    text = _read_prompt(prompt)
+    with connected(target, timeout_seconds) as client:
+        asked = _prompt(client, text, chat=True if system is not None else chat, system=system, model=model)
+        stream = client.stream(asked, model=model, delivery=PROGRESS_DELIVERY, **set_options(options))
+        if as_json:
+            show_as_json(stream, sys.stdout)
+        elif Terminal(sys.stdout, Console(stderr=True)).show(stream).interrupted:
+            raise SystemExit(EXIT_INTERRUPTED)
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise click.UsageError("give a PROMPT, or pipe one in")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError:
+        raise click.UsageError("standard input is not valid UTF-8") from None
+
+
+def _prompt(client: Client, text: str, *, chat: bool | None, system: str | None, model: str) -> Prompt:
+    if chat is None:
+        chat = client.model(model).has_chat_template
+    if not chat:
+        return text
+    turns = [{"role": "user", "content": text}]
+    return [{"role": "system", "content": system}, *turns] if system is not None else turns

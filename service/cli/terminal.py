@@ -1,0 +1,154 @@
+"""Shows a generation in the terminal: the text on standard output, everything else on standard error.
+
+On a terminal, text is made harmless first: a model can write what it likes, but it cannot drive the screen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from mlxstream import FinishReason, TextStream
+from mlxstream.v1.event_pb2 import Heartbeat
+
+# How often the server reports on a prompt that is still being read.
+PROGRESS_DELIVERY = {"heartbeat_interval": 0.25}
+_SHOWN_AS_THEY_ARE = {"\n", "\t"}
+# Joiners and marks shape characters; the other invisible ones can reorder or hide what is on the screen.
+_HARMLESS_FORMAT = {"\u200c", "\u200d", "\u00ad"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was shown. `interrupted` is True when Ctrl-C ended it."""
+
+    text: str
+    interrupted: bool
+
+
+class Terminal:
+    """Where an answer goes: `output` takes its text, `console` the progress and the notes."""
+
+    def __init__(self, output: TextIO, console: Console) -> None:
+        self._output = output
+        self._console = console
+        self._pieces: list[str] = []
+        self._prefill = Heartbeat()
+
+    def show(self, stream: TextStream) -> Answer:
+        """Show text as it comes, and the account at the end. Ctrl-C cancels, and tells how far it had come.
+
+        Raises:
+            MlxStreamError: The generation failed; what came before it has been shown.
+        """
+        self._pieces, self._prefill = [], Heartbeat()
+        began, interrupted = time.monotonic(), False
+        try:
+            with stream:
+                self._follow(stream)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self._end_line()
+        self.note(self._cancellation(stream, time.monotonic() - began) if interrupted else account(stream))
+        return Answer(text="".join(self._pieces), interrupted=interrupted)
+
+    def note(self, text: str) -> None:
+        """Say something beside the answer."""
+        self._console.print(text, style="dim", markup=False, highlight=False)
+
+    def _follow(self, stream: TextStream) -> None:
+        with self._progress() as progress:
+            task = progress.add_task("reading the prompt", visible=False)
+            for response in stream.events():
+                event = response.WhichOneof("event")
+                if event == "heartbeat" and not self._pieces:
+                    self._prefill = response.heartbeat
+                    done, total = response.heartbeat.prefilled_tokens, response.heartbeat.prompt_tokens
+                    progress.update(task, completed=done, total=total, visible=True)
+                elif event == "chunk":
+                    progress.stop()
+                    self._write(response.chunk.text)
+
+    def _progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
+        return Progress(*columns, console=self._console, transient=True)
+
+    def _write(self, text: str) -> None:
+        self._pieces.append(text)
+        self._output.write(harmless(text) if self._output.isatty() else text)
+        self._output.flush()
+
+    def _end_line(self) -> None:
+        if any(self._pieces) and not "".join(self._pieces[-1:]).endswith("\n"):
+            self._output.write("\n")
+            self._output.flush()
+
+    def _cancellation(self, stream: TextStream, elapsed_seconds: float) -> str:
+        if stream.usage.generated_tokens:
+            return f"cancelled after {tokens(stream.usage.generated_tokens)}, {elapsed_seconds:.1f} s"
+        if self._prefill.prompt_tokens:
+            done, total = self._prefill.prefilled_tokens, self._prefill.prompt_tokens
+            return f"cancelled after reading {done} of {tokens(total)} of the prompt"
+        return "cancelled before the first token"
+
+
+def show_as_json(stream: TextStream, output: TextIO) -> None:
+    """Write every event as one line of JSON, with the schema's field names."""
+    with stream:
+        for response in stream.events():
+            line = json.dumps(MessageToDict(response, preserving_proto_field_name=True), ensure_ascii=False)
+            output.write(line + "\n")
+            output.flush()
+
+
+def harmless(text: str) -> str:
+    """The text with every character that could drive a terminal, or hide there, written as an escape."""
+    return "".join(map(_harmless_character, text))
+
+
+def _harmless_character(character: str) -> str:
+    category = unicodedata.category(character)
+    if category not in {"Cc", "Cf", "Cs", "Zl", "Zp"} or character in _SHOWN_AS_THEY_ARE | _HARMLESS_FORMAT:
+        return character
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def tokens(count: int) -> str:
+    """A count with its noun."""
+    return f"{count} token" if count == 1 else f"{count} tokens"
+
+
+def account(stream: TextStream) -> str:
+    """One line about a finished generation."""
+    stats = stream.stats
+    if stats is None:
+        return "ended without an account"
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    limit = " (cut at the limit)" if stream.finish_reason is FinishReason.LENGTH else ""
+    return " · ".join(
+        (
+            f"{tokens(stats.generated_tokens)}{limit} at {stats.decode_tps:.1f}/s",
+            f"prompt {tokens(stats.prompt_tokens)}{cached} at {stats.prefill_tps:.0f}/s",
+            f"first token after {stats.time_to_first_token_ms / 1000:.2f} s",
+        )
+    )
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """Show that something is going on, where a person looks on."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
