@@ -11,7 +11,7 @@ import enum
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.contracts.cancellation import AbortController, AbortReason
 from engine.contracts.errors import (
@@ -128,11 +128,11 @@ class Engine:
             max_queue=self._settings.max_queue,
             clock=time.perf_counter,
         )
-        self._dispatcher = dispatcher
         self._thread.start()
         ended = asyncio.ensure_future(self._ended.wait())
+        first: set[asyncio.Future[Any]] = {loaded, ended}
         try:
-            await asyncio.wait({loaded, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
         if not loaded.done():

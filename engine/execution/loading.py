@@ -6,7 +6,10 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -16,21 +19,27 @@ from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import Composition
 from engine.contracts.model import ModelInfo
 from engine.contracts.options import ResolvedOptions
+from engine.execution.resident import refuse_when_stopping
 from engine.generation.autoregressive import run_packed_step
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
 from engine.generation.row import Row
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.generation.text import TextAssembler
+from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
+from engine.runtime.policy import ComputeDtype, WeightsFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.artifacts.artifact import Artifact
     from engine.contracts.cache import Cache
     from engine.execution.resident import EngineSettings, TextModel
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
-    from engine.runtime.prepare import LayoutPolicy, Runtime
+    from engine.runtime.policy import LayoutPolicy
+    from engine.runtime.prepare import Runtime
 
+DENSE_DTYPES: Mapping[str, ComputeDtype] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 STEPS_BETWEEN_CLEARING = 256
 WARM_UP_TOKENS = 3
 
@@ -84,20 +93,27 @@ class LoadedModel:
 
 
 def load_model(
-    text: TextModel, runtime: Runtime, settings: EngineSettings, fingerprint: Callable[[], str], started_at: float
+    text: TextModel,
+    runtime: Runtime,
+    settings: EngineSettings,
+    fingerprint: Callable[[], str],
+    is_stopping: Callable[[], bool],
+    started_at: float,
 ) -> LoadedModel:
-    """Build, bind and warm the graph of `text.artifact`.
+    """Build, bind and warm the graph of `text.artifact`; `is_stopping` is asked before each product.
 
     Raises:
         ArtifactError: weights are missing, damaged or left over.
         GraphContractError: the graph does not keep its promises.
+        UnavailableError: `is_stopping` said so.
     """
     artifact = text.artifact
-    layout = runtime.layout_for(artifact.parameters, artifact.config.stored_dtype)
+    layout = runtime.layout(_weights_facts(artifact))
     composition = _composition(runtime, layout, settings)
     store = WeightStore(artifact)
+    reader = WeightReader(store, layout, before_each=lambda: refuse_when_stopping(is_stopping))
     try:
-        binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, store, layout, composition))
+        binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
     finally:
         store.close()
     _warm_up(binding, text)
@@ -119,10 +135,20 @@ def load_model(
         has_chat_template=text.template is not None,
         load_seconds=time.perf_counter() - started_at,
     )
-    stepper = PackedStepper(
-        binding, _wired_scope(binding, runtime), prefill_budget_tokens=layout.prefill_step_tokens
-    )
+    stepper = PackedStepper(binding, _wired_scope(binding), prefill_budget_tokens=layout.prefill_step_tokens)
     return LoadedModel(stepper=stepper, info=info, binding=binding)
+
+
+def _weights_facts(artifact: Artifact) -> WeightsFacts:
+    """Sizes from headers. Quantized GGUF blocks carry 16-bit scales; elsewhere the commonest dense dtype counts."""
+    sizes: Counter[str] = Counter()
+    for header in artifact.tensors.values():
+        sizes[header.dtype] += header.nbytes
+    dense = {name: sizes[dtype] for dtype, name in DENSE_DTYPES.items() if sizes[dtype]}
+    quantized = bool(artifact.stored_quantization)
+    by_scales = quantized and artifact.kind == "gguf"
+    stored: ComputeDtype = "float16" if by_scales or not dense else max(dense, key=lambda name: dense[name])
+    return WeightsFacts(parameters=artifact.parameters, stored_dtype=stored, quantized=quantized)
 
 
 def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSettings) -> Composition:
@@ -134,9 +160,11 @@ def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSetting
     )
 
 
-def _wired_scope(binding: MlxAutoregressiveBinding, runtime: Runtime) -> WiredScope:
+def _wired_scope(binding: MlxAutoregressiveBinding) -> WiredScope:
     wired = needs_wired_limit(
-        weights_bytes=binding.weights_bytes, planned_expert_bytes=0, working_set_bytes=runtime.working_set_bytes
+        weights_bytes=binding.weights_bytes,
+        planned_expert_bytes=0,
+        working_set_bytes=int(mx.device_info().get("max_recommended_working_set_size", 0)),
     )
     return WiredScope(
         limit_bytes=binding.weights_bytes if wired else 0, set_limit=mx.set_wired_limit, synchronize=mx.synchronize

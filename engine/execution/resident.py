@@ -7,8 +7,21 @@ the tensor half is loaded on the engine thread alone.
 from __future__ import annotations
 
 import importlib
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from engine.artifacts import catalogue
+from engine.artifacts.artifact import open_artifact
+from engine.artifacts.chat_template import chat_template_from_gguf, encode_chat, open_chat_template
+from engine.artifacts.identity import weights_fingerprint
+from engine.artifacts.tokenizer_files import open_tokenizer
+from engine.artifacts.tokenizer_gguf import tokenizer_from_gguf
+from engine.contracts.errors import MissingArtifactError, UnavailableError
+from engine.runtime.prepare import prepare_runtime
+from engine.runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,11 +30,14 @@ if TYPE_CHECKING:
 
     from engine.artifacts.artifact import Artifact
     from engine.artifacts.chat_template import ChatTemplate
+    from engine.artifacts.pulling import PullProgress
     from engine.artifacts.tokenizer import Tokenizer
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
     from engine.contracts.prompt import ChatPrompt
     from engine.execution.thread import Stepper
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +68,12 @@ class TextModel:
     template: ChatTemplate | None
 
     def encode_chat(self, chat: ChatPrompt) -> tuple[str, list[int]]:
-        """The text and the ids that a conversation becomes."""
-        raise NotImplementedError
+        """The text and the ids that a conversation becomes.
+
+        Raises:
+            ChatTemplateError: the model has no template, or its template refuses the conversation.
+        """
+        return encode_chat(self.template, self.tokenizer, chat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,3 +83,82 @@ class Resident:
     info: ModelInfo
     text: TextModel
     prefill_policy: PrefillPolicy
+
+
+def open_text_model(settings: EngineSettings) -> TextModel:
+    """Find the model's files (fetching them if they are not on this machine) and open all but its tensors.
+
+    Raises:
+        EngineError: there is no such model, or its files cannot be used.
+    """
+    location = _locate(settings.model)
+    artifact = open_artifact(location.path)
+    if artifact.kind == "gguf":
+        tokenizer = tokenizer_from_gguf(artifact.metadata, file=artifact.path.name)
+        template = chat_template_from_gguf(artifact.metadata, tokenizer)
+    else:
+        tokenizer = open_tokenizer(artifact.path)
+        template = open_chat_template(artifact.path, tokenizer)
+    return TextModel(name=location.name, artifact=artifact, tokenizer=tokenizer, template=template)
+
+
+def load_on_engine_thread(
+    settings: EngineSettings,
+    text: Future[TextModel],
+    report: Callable[[Resident], None],
+    is_stopping: Callable[[], bool],
+) -> Stepper:
+    """Prepare the runtime, then bring the tensors in; the first thing that the engine thread does.
+
+    `report` gets the resident model once it is warm.
+
+    Raises:
+        EngineError: the model cannot be loaded here, or `is_stopping` says that nobody wants it any more.
+    """
+    started_at = time.perf_counter()
+    runtime = prepare_runtime(
+        RuntimeSettings(
+            cache_directory=settings.state_dir / "cache",
+            device=settings.device,
+            compute_dtype=settings.dtype,
+            blas=settings.blas,
+        )
+    )
+    loading = importlib.import_module("engine.execution.loading")  # imports mlx, which the runtime has made ready
+    text_model = text.result()
+    with ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash") as pool:
+        fingerprint = pool.submit(
+            weights_fingerprint, text_model.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
+        )
+        loaded = loading.load_model(text_model, runtime, settings, fingerprint.result, is_stopping, started_at)
+    report(Resident(info=loaded.info, text=text_model, prefill_policy=loaded.binding.prefill_policy))
+    stepper: Stepper = loaded.stepper
+    return stepper
+
+
+def refuse_when_stopping(is_stopping: Callable[[], bool]) -> None:
+    """Raise `UnavailableError` once the engine is asked to stop."""
+    if is_stopping():
+        raise UnavailableError("stopped", "the engine was stopped while its model was loading")
+
+
+def _locate(reference: str) -> catalogue.ModelLocation:
+    try:
+        return catalogue.resolve(reference)
+    except MissingArtifactError:
+        logger.info("fetching model %s", reference)
+        return catalogue.pull(reference, _log_progress())
+
+
+def _log_progress() -> Callable[[PullProgress], None]:
+    """Logs a pull's progress, at most once every five seconds."""
+    last = 0.0
+
+    def log(progress: PullProgress) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 5:
+            last = now
+            logger.info("%s: %d of %d MB", progress.stage, progress.done_bytes // 10**6, progress.total_bytes // 10**6)
+
+    return log

@@ -5,7 +5,7 @@ There is no second loop: a single request is a step with one row. Runs on the en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -33,7 +33,7 @@ def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> l
     mx.eval(sampled, [cache.arrays() for row in rows for cache in row.caches])
     for row, unit in zip(rows, units, strict=True):
         row.settle(unit)
-    drawn = iter(sampled.tolist() if sampled is not None else ())
+    drawn = iter(cast("list[int]", sampled.tolist()) if sampled is not None else [])
     return [next(drawn) if unit.samples else None for unit in units]
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry, PackedSegment
     from engine.models.reading import Product, WeightReader
-    from engine.ops.embedding import Embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +46,10 @@ class LlamaGraph:
         self._geometry = config.geometry()
         self._scale = config.head_dim**-0.5
         self._rope = Rope(config.rope)
-        self._table = reader.embedding("model.embed_tokens", rows=config.vocab_size, width=config.hidden_size)
-        self._blocks = [_read_block(config, reader, f"model.layers.{layer}") for layer in range(config.layers)]
-        self._norm = reader.vector("model.norm.weight", config.hidden_size)
-        self._head = _read_head(config, reader, self._table)
+        self._table = reader.embedding("model.embed_tokens")
+        self._blocks = [_read_block(reader, f"model.layers.{layer}") for layer in range(config.layers)]
+        self._norm = reader.vector("model.norm.weight")
+        self._head = reader.tied_head(self._table) if config.tie_word_embeddings else reader.linear("lm_head")
         self._weights_bytes = reader.resident_bytes
 
     @property
@@ -126,24 +125,15 @@ class LlamaGraph:
         return block.output(mixed)
 
 
-def _read_block(config: ModelConfig, reader: WeightReader, path: str) -> LlamaBlock:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention = {f"{path}.self_attn.q_proj": queries, f"{path}.self_attn.k_proj": keys, f"{path}.self_attn.v_proj": keys}
+def _read_block(reader: WeightReader, path: str) -> LlamaBlock:
     return LlamaBlock(
-        input_norm=reader.vector(f"{path}.input_layernorm.weight", hidden),
-        query_key_value=reader.linear(attention, inputs=hidden),
-        output=reader.linear({f"{path}.self_attn.o_proj": hidden}, inputs=queries),
-        post_attention_norm=reader.vector(f"{path}.post_attention_layernorm.weight", hidden),
-        gate_up=reader.linear({f"{path}.mlp.gate_proj": inner, f"{path}.mlp.up_proj": inner}, inputs=hidden),
-        down=reader.linear({f"{path}.mlp.down_proj": hidden}, inputs=inner),
+        input_norm=reader.vector(f"{path}.input_layernorm.weight"),
+        query_key_value=reader.linear(*(f"{path}.self_attn.{part}_proj" for part in "qkv")),
+        output=reader.linear(f"{path}.self_attn.o_proj"),
+        post_attention_norm=reader.vector(f"{path}.post_attention_layernorm.weight"),
+        gate_up=reader.linear(f"{path}.mlp.gate_proj", f"{path}.mlp.up_proj"),
+        down=reader.linear(f"{path}.mlp.down_proj"),
     )
-
-
-def _read_head(config: ModelConfig, reader: WeightReader, table: Embedding) -> Product:
-    if config.tie_word_embeddings:
-        return reader.tied_head(table)
-    return reader.linear({"lm_head": config.vocab_size}, inputs=config.hidden_size)
 
 
 def _positions(segments: Sequence[PackedSegment]) -> mx.array:

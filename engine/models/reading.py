@@ -1,7 +1,7 @@
 """Reads a family's weights by their published names into operations, under one layout policy.
 
 Graph constructors say which tensors form which product; how they are held (dense in float32, transposed,
-quantized) is the policy's business alone.
+quantized) is the policy's business alone. Shapes were checked when the artifact was opened.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from engine.ops.embedding import Embedding
 from engine.ops.linear import DenseLinear, DenseWeight, QuantizedLinear, QuantizedWeight, StackedLinear, build_linear
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
-    from engine.artifacts.weights import Tensor, WeightStore
+    from engine.artifacts.tensors import StoredTensor
+    from engine.artifacts.weights import WeightStore
     from engine.ops.linear import Weight
-    from engine.runtime.prepare import LayoutPolicy
+    from engine.runtime.policy import LayoutPolicy
 
 Product = DenseLinear | QuantizedLinear | StackedLinear
 
@@ -27,26 +28,27 @@ Product = DenseLinear | QuantizedLinear | StackedLinear
 class WeightReader:
     """Takes tensors from a store and settles each one before the next, so that loading peaks low."""
 
-    def __init__(self, store: WeightStore, layout: LayoutPolicy) -> None:
-        """Read from `store`; hold weights as `layout` says."""
+    def __init__(
+        self, store: WeightStore, layout: LayoutPolicy, before_each: Callable[[], None] = lambda: None
+    ) -> None:
+        """Read from `store`; hold weights as `layout` says; `before_each` may raise to end a load between products."""
         self._store = store
         self._layout = layout
+        self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
         self.resident_bytes = 0
 
-    def linear(self, modules: Mapping[str, int], *, inputs: int) -> Product:
-        """One product over `modules` (name → outputs), joined in order; additive biases come along where stored."""
-        weights = [
-            self._weight(self._store.take(f"{name}.weight", (outputs, inputs))) for name, outputs in modules.items()
-        ]
-        biases = [self._optional_vector(f"{name}.bias", outputs) for name, outputs in modules.items()]
+    def linear(self, *modules: str) -> Product:
+        """One product over `modules`, joined in order; additive biases come along where stored."""
+        weights = [self._weight(self._store.take(f"{module}.weight")) for module in modules]
+        biases = [self._optional_vector(f"{module}.bias") for module in modules]
         product = build_linear(weights, biases, pretranspose=self._layout.pretranspose_linear)
         self._settle(product.arrays())
         return product
 
-    def embedding(self, name: str, *, rows: int, width: int) -> Embedding:
-        """A token table [rows, width]."""
-        table = Embedding(self._weight(self._store.take(f"{name}.weight", (rows, width))))
+    def embedding(self, module: str) -> Embedding:
+        """A token table."""
+        table = Embedding(self._weight(self._store.take(f"{module}.weight")))
         self._settle(table.arrays())
         return table
 
@@ -57,17 +59,21 @@ class WeightReader:
             self._settle(head.arrays())
         return head
 
-    def vector(self, name: str, size: int) -> mx.array:
+    def vector(self, name: str) -> mx.array:
         """A one-dimensional weight, such as a norm's gain."""
-        array = dense(self._store.take(name, (size,)), self._dtype)
+        array = dense(self._store.take(name), self._dtype)
         self._settle([array])
         return array
 
-    def _optional_vector(self, name: str, size: int) -> mx.array | None:
-        tensor = self._store.take_optional(name, (size,))
+    def finish(self) -> None:
+        """Check that every stored tensor was used, and let go of the files; raises the store's errors."""
+        self._store.audit()
+
+    def _optional_vector(self, name: str) -> mx.array | None:
+        tensor = self._store.take_optional(name)
         return None if tensor is None else dense(tensor, self._dtype)
 
-    def _weight(self, tensor: Tensor) -> Weight:
+    def _weight(self, tensor: StoredTensor) -> Weight:
         if self._layout.dequantize or isinstance(tensor, DenseTensor):
             return DenseWeight(dense(tensor, self._dtype))
         return QuantizedWeight(
@@ -80,5 +86,6 @@ class WeightReader:
         )
 
     def _settle(self, arrays: list[mx.array]) -> None:
+        self._before_each()
         mx.eval(arrays)
         self.resident_bytes += sum(array.nbytes for array in arrays)

@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import UnsupportedArtifactError
 from engine.models.llama import LlamaGraph
-from engine.models.reading import WeightReader
 
 if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
-    from engine.artifacts.weights import WeightStore
     from engine.contracts.composition import Composition
     from engine.contracts.graph import TokenGraph
-    from engine.runtime.prepare import LayoutPolicy
+    from engine.models.reading import WeightReader
 
-_GRAPHS = {"llama": LlamaGraph, "mistral": LlamaGraph}
+_GRAPHS = {"llama": LlamaGraph}
 
 
-def build_graph(config: ModelConfig, store: WeightStore, layout: LayoutPolicy, composition: Composition) -> TokenGraph:
+def build_graph(config: ModelConfig, reader: WeightReader, composition: Composition) -> TokenGraph:
     """Build the graph of `config` and check that every stored tensor was used.
 
     Raises:
@@ -29,6 +27,6 @@ def build_graph(config: ModelConfig, store: WeightStore, layout: LayoutPolicy, c
     if graph_class is None:
         known = ", ".join(sorted(_GRAPHS))
         raise UnsupportedArtifactError("config.json", f"model_type {config.model_type!r} is not one of: {known}")
-    graph = graph_class(config, WeightReader(store, layout), composition)
-    store.audit()
+    graph = graph_class(config, reader, composition)
+    reader.finish()
     return graph

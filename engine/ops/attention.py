@@ -82,4 +82,4 @@ def packed_attention(
 
 
 def _split(packed: mx.array, bounds: list[int]) -> list[mx.array]:
-    return mx.split(packed, bounds, axis=0) if bounds else [packed]
+    return list(mx.split(packed, bounds, axis=0)) if bounds else [packed]
