@@ -126,7 +126,7 @@ def compile_shim(source: bytes, path: Path) -> None:
         try:
             subprocess.run(command, input=source, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
         except (subprocess.SubprocessError, OSError) as error:
-            raise ShimUnavailableError(f"the C compiler failed: {_last_line(error)}") from error
+            raise ShimUnavailableError(f"the C compiler failed: {_complaint(error)}") from error
         made.replace(path)
 
 
@@ -136,7 +136,8 @@ def _fingerprint(source: bytes) -> str:
     return hashlib.sha256(b"\0".join(facts)).hexdigest()[:16]
 
 
-def _last_line(error: Exception) -> str:
+def _complaint(error: Exception) -> str:
+    """The compiler's first line about an error, or what kind of failure it was."""
     output = error.stderr if isinstance(error, subprocess.CalledProcessError) else b""
-    lines = bytes(output or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+    lines = bytes(output or b"").decode(errors="replace").splitlines()
+    return next((line.strip() for line in lines if "error" in line), type(error).__name__)
