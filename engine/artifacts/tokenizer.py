@@ -7,10 +7,12 @@ positions in text are characters. Not here: chat templates, and reading the file
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.detokenizer import StreamingDetokenizer
 from engine.artifacts.tokenizer_twins import MarkedTwin, encode_ids, plain_twin
+from engine.artifacts.user_text import ControlPatterns
 from engine.contracts.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -48,10 +50,10 @@ class Tokenizer:
         self.control_token_ids: frozenset[int] = frozenset(id_ for id_, token in self._added.items() if token.special)
         self.vocab_size: int = max(pipeline.get_vocab_size(with_added_tokens=False), max(self._added, default=-1) + 1)
 
-    @property
-    def control_tokens(self) -> tuple[str, ...]:
-        """How the control tokens are written, in the order of their ids."""
-        return tuple(self._added[token].content for token in sorted(self.control_token_ids))
+    @functools.cached_property
+    def control_patterns(self) -> ControlPatterns:
+        """Where a text spells control tokens."""
+        return ControlPatterns([self._added[token].content for token in sorted(self.control_token_ids)])
 
     @property
     def bos_token(self) -> str:
