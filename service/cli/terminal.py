@@ -9,7 +9,7 @@ import json
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -64,7 +64,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Say something beside the answer."""
-        self._console.print(text, style="dim", markup=False, highlight=False)
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def _follow(self, stream: TextStream) -> None:
         with self._progress() as progress:
@@ -81,7 +81,7 @@ class Terminal:
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-        return Progress(*columns, console=self._console, transient=True)
+        return Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
 
     def _write(self, text: str) -> None:
         self._pieces.append(text)
@@ -147,8 +147,5 @@ def account(stream: TextStream) -> str:
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
     """Show that something is going on, where a person looks on."""
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(what):
+    with console.status(what) if console.is_terminal else nullcontext():
         yield

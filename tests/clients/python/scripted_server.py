@@ -16,6 +16,7 @@ from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+from mlxstream.sync import BackgroundLoop
 from mlxstream.v1 import generation_pb2, generation_pb2_grpc, model_pb2, model_pb2_grpc
 from mlxstream.v1.event_pb2 import Finished, Heartbeat, Started, TokenChunk
 from mlxstream.v1.generation_pb2 import GenerateRequest, GenerateResponse
@@ -202,6 +203,32 @@ class ScriptedServer:
 
     async def stop(self) -> None:
         await self.server.stop(None)
+
+
+class ThreadedServer:
+    """A scripted server on a loop of its own, so that the test's thread may block."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._loop = BackgroundLoop(self._stop)
+        self.scripted = self._loop.run(self._start())
+
+    async def _start(self) -> ScriptedServer:
+        server = ScriptedServer(self._behaviour)
+        await server.start()
+        return server
+
+    async def _stop(self) -> None:
+        await self.scripted.stop()
+
+    def wait_cancelled(self) -> None:
+        async def wait() -> None:
+            await self.scripted.generations.cancelled.wait()
+
+        self._loop.run(wait())
+
+    def close(self) -> None:
+        self._loop.close()
 
 
 @contextlib.asynccontextmanager

@@ -13,38 +13,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mlxstream
-from mlxstream.sync import BackgroundLoop
-from tests.clients.python.scripted_server import ScriptedServer, answer, endless, silent
-
-
-class ThreadedServer:
-    """A scripted server on a loop of its own, so that the test's thread may block."""
-
-    def __init__(self) -> None:
-        self._loop = BackgroundLoop(self._stop)
-        self.scripted = self._loop.run(self._start())
-
-    async def _start(self) -> ScriptedServer:
-        server = ScriptedServer(answer("Hello", ", ", "world"))
-        await server.start()
-        return server
-
-    async def _stop(self) -> None:
-        await self.scripted.stop()
-
-    def wait_cancelled(self) -> None:
-        async def wait() -> None:
-            await self.scripted.generations.cancelled.wait()
-
-        self._loop.run(wait())
-
-    def close(self) -> None:
-        self._loop.close()
+from tests.clients.python.scripted_server import ThreadedServer, answer, endless, silent
 
 
 @pytest.fixture
 def server() -> Iterator[ThreadedServer]:
-    running = ThreadedServer()
+    running = ThreadedServer(answer("Hello", ", ", "world"))
     yield running
     running.close()
 

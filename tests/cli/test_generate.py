@@ -1,0 +1,152 @@
+"""`mlx-stream generate` against a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+
+from mlxstream.v1.generation_pb2 import GenerateRequest
+from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH
+from tests.cli.conftest import Run, interrupt_soon
+from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
+
+
+def test_the_text_goes_to_standard_output_and_the_account_to_standard_error(run: Run) -> None:
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
+    assert "3 tokens at 5.0/s · prompt 3 tokens at 7/s" in result.stderr
+
+
+def test_a_prompt_becomes_a_chat_where_the_model_has_a_template(run: Run, server: ThreadedServer) -> None:
+    run("generate", "hi")
+    run("generate", "--raw", "hi")
+    run("generate", "--system", "Be brief.", "hi")
+    by_default, raw, system = server.scripted.generations.requests
+    assert [turn.role for turn in by_default.chat.messages] == ["user"]
+    assert raw.text.text == "hi"
+    assert [turn.role for turn in system.chat.messages] == ["system", "user"]
+    assert run("generate", "--raw", "--system", "x", "hi").exit_code == 2
+
+
+def test_flags_become_options_and_the_rest_stays_unset(run: Run, server: ThreadedServer) -> None:
+    flags = ("--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b")
+    assert run("generate", "hi", *flags, "--model", "tiny").exit_code == 0
+    (request,) = server.scripted.generations.requests
+    assert (request.options.max_tokens, request.options.top_k, request.options.seed) == (5, 3, 7)
+    assert request.options.HasField("temperature")
+    assert not request.options.HasField("top_p")
+    assert list(request.options.stop_sequences) == ["a", "b"]
+    assert request.model == "tiny"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",)])
+def test_a_prompt_can_be_piped_in(arguments: tuple[str, ...], run: Run, server: ThreadedServer) -> None:
+    assert run("generate", "--raw", *arguments, stdin="from a pipe\n").exit_code == 0
+    assert server.scripted.generations.requests[0].text.text == "from a pipe\n"
+
+
+def test_a_pipe_that_is_not_utf8_is_wrong_usage(run: Run) -> None:
+    result = run("generate", "-", stdin=b"\xff\xfe")
+    assert result.exit_code == 2
+    assert "not valid UTF-8" in result.stderr
+
+
+def test_events_can_be_written_as_lines_of_json(run: Run) -> None:
+    result = run("generate", "--json", "hi")
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [event["sequence"] for event in events] == ["1", "2", "3", "4", "5"]
+    assert events[1]["chunk"]["text"] == "Hello"
+    assert events[-1]["finished"]["finish_reason"] == "FINISH_REASON_STOP"
+
+
+def test_an_answer_that_was_cut_says_so(run: Run, server: ThreadedServer) -> None:
+    async def cut(_request: GenerateRequest, context: Context) -> None:
+        events = Events(context)
+        await events.start()
+        await events.text("and then\n")
+        await events.finish(FINISH_REASON_LENGTH)
+
+    server.scripted.generations.behaviour = cut
+    result = run("generate", "hi")
+    assert result.stdout == "and then\n"
+    assert "1 token (cut at the limit)" in result.stderr
+
+
+def test_interrupting_cancels_and_says_how_much_was_generated(run: Run, server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = endless
+    interrupt_soon()
+    result = run("generate", "hi")
+    assert result.exit_code == 130
+    assert result.stdout.startswith("more more ")
+    assert "cancelled after " in result.stderr
+    server.wait_cancelled()
+
+
+def test_interrupting_a_long_prompt_says_how_much_was_read(run: Run, server: ThreadedServer) -> None:
+    async def read_slowly(_request: GenerateRequest, context: Context) -> None:
+        events = Events(context)
+        await events.start(prompt_tokens=900)
+        await events.progress(128, 900)
+        await asyncio.Event().wait()
+
+    server.scripted.generations.behaviour = read_slowly
+    interrupt_soon()
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "cancelled after reading 128 of 900 tokens of the prompt" in result.stderr
+
+
+def test_nobody_at_the_target_is_one_clear_line_and_a_status_of_its_own(run: Run) -> None:
+    result = run("generate", "hi", "--target", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (69, "")
+    assert result.stderr.strip().splitlines() == [
+        "Error: no server answers at 127.0.0.1:1; start one with `mlx-stream serve --model smollm2-135m`"
+    ]
+
+
+def test_a_refusal_is_the_servers_own_message(run: Run, server: ThreadedServer) -> None:
+    async def refuse(_request: GenerateRequest, context: Context) -> None:
+        await abort(context, grpc.StatusCode.UNAVAILABLE, "the engine is loading", ErrorInfo(reason="UNAVAILABLE"))
+
+    server.scripted.generations.behaviour = refuse
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stderr) == (1, "Error: the engine is loading\n")
+
+
+def test_an_option_that_does_not_fit_is_wrong_usage(run: Run) -> None:
+    result = run("generate", "--max-tokens", "-1", "hi")
+    assert result.exit_code == 2
+    assert "max_tokens" in result.stderr
+
+
+def on_a_terminal(*arguments: str) -> str:
+    """What a terminal is sent when the command runs on it."""
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "service.cli", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"}
+    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL, env=environment):
+        os.close(terminal)
+        received = b""
+        try:
+            while piece := os.read(controller, 4096):
+                received += piece
+        except OSError:  # how Linux tells that the other side has gone
+            pass
+    os.close(controller)
+    return received.decode()
+
+
+def test_a_model_cannot_drive_the_terminal(run: Run, server: ThreadedServer) -> None:
+    hostile = "\x1b[2Jtwo\rone\x07\u202ebidi\x9b"
+    server.scripted.generations.behaviour = answer(hostile, "é\t🏳️‍🌈")
+    shown = on_a_terminal("generate", "hi", "--target", server.scripted.target)
+    assert shown == "\\x1b[2Jtwo\\rone\\x07\\u202ebidi\\x9bé\t🏳️‍🌈\r\n"
+    assert run("generate", "hi").stdout_bytes.decode() == hostile + "é\t🏳️‍🌈\n"
