@@ -1,0 +1,75 @@
+"""`mlx-stream demo`: the whole product once, and a server that never outlives it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click.testing
+
+from service.cli.main import main
+
+DEMO = [sys.executable, "-m", "service.cli", "demo"]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def has_ended(target: str) -> bool:
+    """Whether nobody listens at `HOST:PORT` any more."""
+    host, port = target.rsplit(":", 1)
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_the_demo_answers_with_the_real_model_and_stops_its_server(demo_model_path: Path) -> None:
+    question = "What is the capital of France?"
+    ended = subprocess.run([*DEMO, question], capture_output=True, text=True, check=False, env=environment())
+    assert (ended.returncode, ended.stdout) == (0, "The capital of France is Paris.\n")
+    serving = re.search(r"serving smollm2-135m on (\S+); asking: What is the capital", ended.stderr)
+    assert serving is not None
+    assert has_ended(serving.group(1))
+    assert "8 tokens at " in ended.stderr
+
+
+def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> None:
+    demo = subprocess.Popen(
+        [*DEMO, "Write a very long story."],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert demo.stderr is not None
+    with demo:
+        target = next(match.group(1) for line in demo.stderr if (match := re.search(r"serving \S+ on (\S+);", line)))
+        assert not has_ended(target)
+        demo.send_signal(signal.SIGTERM)
+        demo.stderr.read()
+    assert demo.returncode == 143
+    assert has_ended(target)
+
+
+def test_a_model_that_is_nowhere_is_one_clear_line() -> None:
+    result = click.testing.CliRunner().invoke(main, ["demo", "--model", "./nowhere.gguf"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nowhere.gguf" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_server_that_cannot_load_says_why_and_the_demo_says_that_it_ended(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    ended = subprocess.run(
+        [*DEMO, "--model", str(broken)], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "broken.gguf" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Error: the server ended with status 1 before it was ready" in ended.stderr
