@@ -115,6 +115,7 @@ def _open_gguf(path: Path) -> Artifact:
     header = gguf.read_header(path)
     config = gguf_model.model_config(path, header)
     tensors = gguf_model.canonical_tensors(header)
+    check_weights(path.name, config, tensors)
     return Artifact(path=path, kind="gguf", config=config, tensors=tensors, metadata=header.metadata)
 
 

@@ -63,7 +63,7 @@ def _bfloat16(stored: TensorHeader, raw: NDArray[np.uint8]) -> DenseTensor:
 
 def _q4_0(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
     blocks = _blocks(stored, raw, [("d", "<f2"), ("q", "<u2", 8)])
-    return _quantized(stored, _FOUR_BITS, _neighbours(blocks["q"]), blocks["d"], blocks["d"] * np.float16(-8))
+    return _quantized(stored, _FOUR_BITS, _neighbours(blocks["q"]), blocks["d"], _zero_at(8, blocks["d"]))
 
 
 def _q4_1(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
@@ -74,7 +74,7 @@ def _q4_1(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
 def _q8_0(stored: TensorHeader, raw: NDArray[np.uint8]) -> QuantizedTensor:
     blocks = _blocks(stored, raw, [("d", "<f2"), ("q", "u1", _BLOCK_VALUES)])
     unsigned = blocks["q"] ^ np.uint8(0x80)
-    return _quantized(stored, _EIGHT_BITS, unsigned, blocks["d"], blocks["d"] * np.float16(-128))
+    return _quantized(stored, _EIGHT_BITS, unsigned, blocks["d"], _zero_at(128, blocks["d"]))
 
 
 _DECODERS: Final[Mapping[str, Callable[[TensorHeader, NDArray[np.uint8]], StoredTensor]]] = {
@@ -92,6 +92,12 @@ def _blocks(
 ) -> NDArray[np.void]:
     """The blocks of each row: [..., out, in/32] records."""
     return raw.view(np.dtype(layout)).reshape(*stored.shape[:-1], stored.shape[-1] // _BLOCK_VALUES)
+
+
+def _zero_at(level: int, scales: NDArray[np.float16]) -> NDArray[np.float16]:
+    """The bias that makes `level` mean 0; exact, or infinite beyond float16, which is refused later."""
+    with np.errstate(over="ignore"):
+        return scales * np.float16(-level)
 
 
 def _neighbours(pairs: NDArray[np.uint16]) -> NDArray[np.uint8]:

@@ -1,0 +1,320 @@
+"""Hugging Face configurations: every spelling in use, documented defaults, and clear refusals."""
+
+import json
+
+import pytest
+
+from engine.artifacts.artifact import open_artifact
+from engine.artifacts.config import QuantizationScheme
+from engine.artifacts.huggingface import model_config
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
+from engine.contracts.graph import GraphGeometry
+from engine.contracts.options import OptionDefaults
+from tests.engine.artifacts.tiny_files import CONFIG, write_folder
+
+
+def parsed(generation=None, **changes):
+    document = {name: value for name, value in (CONFIG | changes).items() if value is not None}
+    return model_config(document, generation=generation)
+
+
+def test_a_plain_configuration_gives_its_sizes():
+    config = parsed()
+    assert config.geometry() == GraphGeometry(
+        vocab_size=48,
+        hidden_size=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        context_length=128,
+        layer_types=("full_attention", "full_attention"),
+    )
+    assert (config.model_type, config.intermediate_size, config.norm_eps) == ("llama", 96, 1e-5)
+    assert (config.rope.kind, config.rope.theta, config.rope.dims, config.rope.traditional) == (
+        "default",
+        1e4,
+        16,
+        False,
+    )
+
+
+def test_absent_fields_have_the_documented_defaults():
+    config = parsed(num_key_value_heads=None, rms_norm_eps=None, eos_token_id=None, bos_token_id=None)
+    assert (config.kv_heads, config.norm_eps, config.attention_bias, config.mlp_bias) == (4, 1e-6, False, False)
+    assert (config.eos_token_ids, config.bos_token_id, config.quantization) == ((), None, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "model_type",
+    ],
+)
+def test_a_size_that_is_needed_is_missed_by_name(name):
+    with pytest.raises(MissingArtifactError, match=f"^config.json: has no {name}$"):
+        parsed(**{name: None})
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "64", True, 2**31, [64], float("nan")])
+def test_a_size_that_is_no_count_is_refused_with_its_value(value):
+    with pytest.raises(CorruptArtifactError, match=r"^config.json: hidden_size must be a whole number from 1"):
+        parsed(hidden_size=value)
+
+
+def test_more_layers_than_any_model_has_are_refused_before_anything_is_allocated():
+    with pytest.raises(CorruptArtifactError, match="num_hidden_layers must be a whole number from 1 to 4096"):
+        parsed(num_hidden_layers=2**30)
+
+
+def test_heads_that_cannot_share_keys_are_refused():
+    with pytest.raises(CorruptArtifactError, match="4 attention heads cannot share 3"):
+        parsed(num_key_value_heads=3)
+
+
+def test_a_nested_text_configuration_wins_and_the_rest_comes_from_the_top():
+    nested = {"hidden_size": 32, "max_position_embeddings": 512, "tie_word_embeddings": False, "eos_token_id": [5, 2]}
+    config = parsed(text_config=nested, tie_word_embeddings=True)
+    assert (config.hidden_size, config.context_length, config.tie_word_embeddings, config.heads) == (32, 512, False, 4)
+    assert config.eos_token_ids == (2, 5)
+
+
+def test_a_context_that_is_stated_only_in_the_text_configuration_is_found():
+    assert parsed(max_position_embeddings=None, text_config={"max_position_embeddings": 64}).context_length == 64
+
+
+@pytest.mark.parametrize("name", ["mistral", "iquestcoder"])
+def test_aliases_of_a_family_are_read_as_that_family(name):
+    assert parsed(model_type=name).model_type == "llama"
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "Llama", "llama4"])
+def test_an_unknown_model_type_is_refused_by_name(name):
+    with pytest.raises(UnsupportedArtifactError, match=f"model_type '{name}' is not supported; supported: llama"):
+        parsed(model_type=name)
+
+
+def test_sliding_layers_keep_their_window_and_full_ones_alone_have_none():
+    mixed = parsed(layer_types=["sliding_attention", "full_attention"], sliding_window=16)
+    assert (mixed.layer_types, mixed.sliding_window) == (("sliding_attention", "full_attention"), 16)
+    assert parsed(sliding_window=16).sliding_window == 0
+    with pytest.raises(MissingArtifactError, match="has no sliding_window"):
+        parsed(layer_types=["sliding_attention", "full_attention"])
+    with pytest.raises(CorruptArtifactError, match="names 1 layers, the model has 2"):
+        parsed(layer_types=["full_attention"])
+    with pytest.raises(UnsupportedArtifactError, match="'linear_attention'"):
+        parsed(layer_types=["full_attention", "linear_attention"])
+
+
+# Rotary parameters
+
+
+@pytest.mark.parametrize("spelling", ["type", "rope_type"])
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_the_kind_of_rotation_is_read_in_every_spelling(spelling, place):
+    rope = parsed(**{place: {spelling: "linear", "factor": 2.0}}).rope
+    assert (rope.kind, rope.factor) == ("linear", 2.0)
+
+
+def test_theta_is_read_at_the_top_and_inside_the_parameters():
+    assert parsed(rope_theta=500000.0).rope.theta == 500000.0
+    assert parsed(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
+
+
+def test_llama3_rotation_has_its_parameters_and_defaults():
+    rope = parsed(rope_scaling={"rope_type": "llama3", "factor": 32.0}).rope
+    assert (rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context_length) == (32, 1, 4, 8192)
+    stated = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "original_max_position_embeddings": 64}
+    rope = parsed(rope_scaling=stated).rope
+    assert (rope.low_freq_factor, rope.original_context_length) == (2.0, 64)
+
+
+@pytest.mark.parametrize("name", ["yarn", "deepseek_yarn", "telechat3-yarn"])
+def test_yarn_is_read_under_all_its_names(name):
+    rope = parsed(rope_scaling={"type": name, "factor": 4, "mscale_all_dim": 1.0}).rope
+    assert (rope.kind, rope.factor, rope.original_context_length) == ("yarn", 4, 4096)
+    assert (rope.beta_fast, rope.beta_slow, rope.mscale, rope.mscale_all_dim) == (32, 1, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_longrope_has_a_factor_for_every_pair(name):
+    factors = [1.0 + index for index in range(8)]
+    stated = {"type": name, "short_factor": [1.0] * 8, "long_factor": factors}
+    rope = parsed(rope_scaling=stated, original_max_position_embeddings=64).rope
+    assert (rope.kind, rope.long_factor, rope.original_context_length) == ("longrope", tuple(factors), 64)
+    with pytest.raises(CorruptArtifactError, match="long_factor holds 3 factors, 8 pairs rotate"):
+        parsed(rope_scaling=stated | {"long_factor": [1.0] * 3})
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "llama3", "yarn"])
+def test_a_kind_that_needs_a_factor_misses_it_by_name(kind):
+    with pytest.raises(MissingArtifactError, match=r"has no rope_scaling\.factor"):
+        parsed(rope_scaling={"type": kind})
+
+
+@pytest.mark.parametrize("kind", ["mrope", "spiral"])
+def test_an_unknown_kind_of_rotation_is_refused_by_name(kind):
+    with pytest.raises(UnsupportedArtifactError, match=f"kind '{kind}'"):
+        parsed(rope_scaling={"rope_type": kind, "factor": 2.0})
+
+
+def test_rotation_that_differs_between_layer_types_is_refused():
+    with pytest.raises(UnsupportedArtifactError, match="per layer type"):
+        parsed(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+
+
+@pytest.mark.parametrize(
+    "field", [{"rope_theta": 0}, {"rope_theta": "1e4"}, {"rope_scaling": {"type": "linear", "factor": -1}}]
+)
+def test_a_rotary_parameter_out_of_range_is_refused(field):
+    with pytest.raises(CorruptArtifactError, match=r"rope_theta|factor"):
+        parsed(**field)
+
+
+def test_a_part_of_a_head_rotates_when_a_fraction_is_stated():
+    assert parsed(partial_rotary_factor=0.5).rope.dims == 8
+    proportional = parsed(rope_parameters={"rope_type": "proportional", "partial_rotary_factor": 0.25}).rope
+    assert (proportional.dims, proportional.partial_rotary_factor) == (16, 0.25)
+    with pytest.raises(CorruptArtifactError, match="rotates 1"):
+        parsed(partial_rotary_factor=0.1)
+
+
+# Generation defaults
+
+
+def test_option_defaults_come_from_the_generation_configuration():
+    generation = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "max_new_tokens": 99}
+    assert parsed(generation).option_defaults == OptionDefaults(
+        max_tokens=99, temperature=0.6, top_p=0.9, top_k=50, min_p=0.05
+    )
+
+
+def test_sampling_defaults_do_not_count_when_sampling_is_off():
+    generation = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 99}
+    assert parsed(generation).option_defaults == OptionDefaults(max_tokens=99)
+    assert parsed({"temperature": 0.6}).option_defaults == OptionDefaults(temperature=0.6)
+
+
+@pytest.mark.parametrize(
+    "field", [{"temperature": -1}, {"top_p": 1.5}, {"min_p": float("nan")}, {"top_k": 2.5}, {"max_new_tokens": 0}]
+)
+def test_an_option_default_out_of_range_is_refused_by_file_and_name(field):
+    with pytest.raises(CorruptArtifactError, match=f"^generation_config.json: {next(iter(field))} must be"):
+        parsed(field)
+
+
+# End tokens (the union of all sources, in order, without duplicates)
+
+
+def eos_of(folder, config=None, generation=None, tokenizer_config=None, tokenizer=None):
+    write_folder(folder, config={"eos_token_id": config})
+    for name, document in (
+        ("generation_config.json", generation and {"eos_token_id": generation}),
+        ("tokenizer_config.json", tokenizer_config),
+        ("tokenizer.json", tokenizer),
+    ):
+        if document:
+            (folder / name).write_text(json.dumps(document))
+    return open_artifact(folder).config.eos_token_ids
+
+
+def test_end_tokens_are_the_union_of_all_files(tmp_path):
+    named = {"eos_token": "<end>", "added_tokens_decoder": {"9": {"content": "<end>"}, "3": {"content": "<other>"}}}
+    assert eos_of(tmp_path / "int", config=2) == (2,)
+    assert eos_of(tmp_path / "list", generation=[7, 2]) == (7, 2)
+    assert eos_of(tmp_path / "both", config=5, generation=[7, 2, 5]) == (5, 7, 2)
+    assert eos_of(tmp_path / "twice", config=[2, 2, 0]) == (2, 0)
+    assert eos_of(tmp_path / "none") == ()
+    assert eos_of(tmp_path / "all", config=5, generation=[7], tokenizer_config=named) == (5, 7, 9)
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        {"added_tokens": [{"id": 9, "content": "<end>"}], "model": {"vocab": {"<end>": 9}}},
+        {"model": {"vocab": {"<end>": 9}}},
+    ],
+)
+@pytest.mark.parametrize("eos_token", ["<end>", {"content": "<end>", "lstrip": False}])
+def test_the_end_token_of_the_tokenizer_is_found_by_its_text(tmp_path, tokenizer, eos_token):
+    assert eos_of(tmp_path, 2, tokenizer_config={"eos_token": eos_token}, tokenizer=tokenizer) == (2, 9)
+
+
+@pytest.mark.parametrize("tokenizer_config", [{"eos_token": None}, {"eos_token": "<gone>"}, {"x": 1}])
+def test_an_end_token_that_no_file_knows_adds_nothing(tmp_path, tokenizer_config):
+    vocabulary = {"model": {"vocab": {"<end>": 9}}}
+    assert eos_of(tmp_path, 2, tokenizer_config=tokenizer_config, tokenizer=vocabulary) == (2,)
+
+
+@pytest.mark.parametrize("value", [48, [2, 48]])
+def test_an_end_token_outside_the_vocabulary_is_refused(value):
+    with pytest.raises(CorruptArtifactError, match="id 48 lies outside the vocabulary of 48"):
+        parsed(eos_token_id=value)
+
+
+@pytest.mark.parametrize("value", [-1, "2", [2, None], True, 2.0])
+def test_an_end_token_that_is_no_id_is_refused(value):
+    with pytest.raises(CorruptArtifactError, match="eos_token_id must be a token id"):
+        parsed(eos_token_id=value)
+
+
+# Quantization
+
+
+@pytest.mark.parametrize("place", ["quantization", "quantization_config"])
+def test_overrides_inherit_what_they_do_not_state(place):
+    stated = {
+        "bits": 4,
+        "group_size": 64,
+        "a.q_proj": {"bits": 6},
+        "a.k_proj": {"group_size": 32},
+        "a.v_proj": False,
+        "a.o_proj": True,
+        "a.up": {"mode": "mxfp4"},
+    }
+    quantization = parsed(**{place: stated}).quantization
+    default = QuantizationScheme(bits=4, group_size=64)
+    assert quantization.scheme("anything") == default
+    assert quantization.scheme("a.q_proj") == QuantizationScheme(bits=6, group_size=64)
+    assert quantization.scheme("a.k_proj") == QuantizationScheme(bits=4, group_size=32)
+    assert quantization.scheme("a.v_proj") is None
+    assert quantization.scheme("a.o_proj") == default
+    assert quantization.scheme("a.up") == QuantizationScheme(bits=4, group_size=32, mode="mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"bits": 7, "group_size": 64}, "quantization of the default: bits 7 is none of 2, 3, 4, 5, 6, 8"),
+        ({"bits": 5, "group_size": 48}, "quantization of the default: group_size 48 is none of 32, 64, 128"),
+        ({"bits": 4, "group_size": 64, "a.b": {"bits": 9}}, "quantization of a.b: bits 9"),
+        ({"bits": 4, "group_size": 64, "a.b": {"bits": "6"}}, "bits must be a whole number"),
+        ({"bits": 8, "group_size": 32, "mode": "mxfp4"}, "bits 8 is none of 4"),
+    ],
+)
+def test_impossible_widths_are_refused_with_the_layer(stated, message):
+    with pytest.raises(CorruptArtifactError, match=message):
+        parsed(quantization=stated)
+
+
+@pytest.mark.parametrize("missing", ["bits", "group_size"])
+def test_a_width_that_nothing_states_is_missed_by_name(missing):
+    stated = {"bits": 4, "group_size": 64}
+    del stated[missing]
+    with pytest.raises(MissingArtifactError, match=f"quantization of the default has no {missing}"):
+        parsed(quantization=stated)
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [({"quant_method": "gptq", "bits": 4}, "method 'gptq'"), ({"bits": 4, "group_size": 32, "mode": "x"}, "mode 'x'")],
+)
+def test_other_ways_to_quantize_are_refused_by_name(stated, message):
+    with pytest.raises(UnsupportedArtifactError, match=message):
+        parsed(quantization=stated)
