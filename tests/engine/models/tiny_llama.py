@@ -60,8 +60,9 @@ class Oracle:
 def write(folder, *, seed=7, dtype=mx.float32, scale=1.0, **changes) -> Oracle:
     """Write a seeded model into `folder`; `scale` sharpens its logits."""
     config = PLAIN | changes
+    arguments = {name: value for name, value in config.items() if name != "eos_token_id"}
     mx.random.seed(seed)
-    model = llama.Model(llama.ModelArgs.from_dict(config))
+    model = llama.Model(llama.ModelArgs.from_dict(arguments))
     model.set_dtype(dtype)
     if scale != 1.0:
         model.model.norm.weight = model.model.norm.weight * scale
