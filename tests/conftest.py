@@ -1,15 +1,35 @@
-"""Fixtures that every part of the suite may use."""
+"""What the whole suite stands on: mlx is brought up once, as the product does it, before any test imports it.
 
-from __future__ import annotations
+Tests run on the CPU everywhere, with one BLAS thread: results do not depend on the machine's accelerator, and other
+work on the machine slows them down least.
+"""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from engine.contracts.errors import MissingArtifactError
 from engine.execution import catalogue
+from engine.runtime.prepare import Runtime, prepare_runtime
+from engine.runtime.settings import RuntimeSettings
 
 DEMO_MODEL = "smollm2-135m"
+_RUNTIME = pytest.StashKey[Runtime]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the runtime before any test module is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    cache = Path(config.cache.mkdir("runtime")) if config.cache is not None else Path(".pytest_cache", "runtime")
+    config.stash[_RUNTIME] = prepare_runtime(RuntimeSettings(cache_directory=cache, device="cpu", blas_threads=1))
+
+
+@pytest.fixture(scope="session")
+def bundled_blas(pytestconfig: pytest.Config) -> bool:
+    """Whether products run on the BLAS inside mlx, whose sums do not depend on how products are fused."""
+    blas = pytestconfig.stash[_RUNTIME].blas
+    return blas is not None and not blas.optimized
 
 
 @pytest.fixture(scope="session")

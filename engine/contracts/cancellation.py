@@ -6,19 +6,12 @@ idempotent, thread-safe and never blocks; the first reason wins.
 
 from __future__ import annotations
 
-import enum
 import threading
 
 from engine.contracts.errors import GenerationAborted
+from engine.contracts.results import AbortReason
 
-
-class AbortReason(enum.Enum):
-    """What ended a generation before its own end."""
-
-    REQUESTED = "requested"
-    DISCONNECTED = "disconnected"
-    DEADLINE = "deadline"
-    SHUTDOWN = "shutdown"
+__all__ = ["AbortController", "AbortReason", "AbortSignal"]
 
 
 class AbortSignal:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.contracts.cancellation import AbortReason
+    from engine.contracts.results import AbortReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,15 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class AbortReason(enum.Enum):
+    """What ended a generation before its own end."""
+
+    REQUESTED = "requested"
+    DISCONNECTED = "disconnected"
+    DEADLINE = "deadline"
+    SHUTDOWN = "shutdown"
+
+
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
     """One candidate of a position: its token id and its log-probability."""

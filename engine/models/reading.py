@@ -76,10 +76,11 @@ class WeightReader:
     def _weight(self, tensor: StoredTensor) -> Weight:
         if self._layout.dequantize or isinstance(tensor, DenseTensor):
             return DenseWeight(dense(tensor, self._dtype))
+        affine = tensor.mode == "affine"  # other modes keep their own kind of scales
         return QuantizedWeight(
             weight=tensor.weight,
-            scales=tensor.scales,
-            biases=tensor.biases,
+            scales=tensor.scales.astype(self._dtype) if affine else tensor.scales,
+            biases=None if tensor.biases is None else tensor.biases.astype(self._dtype),
             bits=tensor.bits,
             group_size=tensor.group_size,
             mode=tensor.mode,

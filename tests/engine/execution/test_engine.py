@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, tmp_path, **changes):
-    return EngineSettings(**({"model": str(folder), "state_dir": tmp_path / "state", "max_rows": 8} | changes))
+    return EngineSettings(**({"model": str(folder), "state_dir": tmp_path / "state", "max_rows": 8, "device": "cpu"} | changes))
 
 
 @pytest.fixture
