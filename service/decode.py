@@ -10,13 +10,14 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from engine.contracts.errors import FieldViolation, InvalidRequestError
+from engine.contracts.errors import InvalidRequestError
 from engine.contracts.events import GenerationRequest
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt
 from service.decode_options import decode_options
 
 if TYPE_CHECKING:
     from google.protobuf.struct_pb2 import Struct, Value
+
     from mlxstream.v1 import generation_pb2, prompt_pb2
 
     GenerationMessage: TypeAlias = generation_pb2.GenerateRequest | generation_pb2.CompleteRequest
@@ -73,9 +74,7 @@ def decode_chat(chat: prompt_pb2.ChatPrompt, *, field: str) -> ChatPrompt:
     if not chat.messages:
         raise InvalidRequestError.of(f"{field}.messages", "at least one message is needed")
     return ChatPrompt(
-        messages=tuple(
-            _message(message, field=f"{field}.messages[{index}]") for index, message in enumerate(chat.messages)
-        ),
+        messages=tuple(_message(message, field, index) for index, message in enumerate(chat.messages)),
         tools=tuple(_json(tool, field=f"{field}.tools[{index}]") for index, tool in enumerate(chat.tools)),
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
@@ -83,23 +82,25 @@ def decode_chat(chat: prompt_pb2.ChatPrompt, *, field: str) -> ChatPrompt:
     )
 
 
-def _message(message: prompt_pb2.ChatMessage, *, field: str) -> ChatMessage:
+# Paths are put together only for a violation: a conversation can have very many parts.
+def _message(message: prompt_pb2.ChatMessage, chat_field: str, index: int) -> ChatMessage:
     if not message.role:
-        raise InvalidRequestError.of(f"{field}.role", "must not be empty")
-    return ChatMessage(
-        role=message.role,
-        content=tuple(_part(part, field=f"{field}.content[{index}]") for index, part in enumerate(message.content)),
-    )
+        raise InvalidRequestError.of(f"{chat_field}.messages[{index}].role", "must not be empty")
+    content = tuple([_part(part) for part in message.content])
+    if None in content:
+        field = f"{chat_field}.messages[{index}].content[{content.index(None)}]"
+        raise InvalidRequestError.of(field, "one of text and image must be set")
+    return ChatMessage(role=message.role, content=content)  # type: ignore[arg-type]
 
 
-def _part(part: prompt_pb2.ContentPart, *, field: str) -> TextPart | ImagePart:
+def _part(part: prompt_pb2.ContentPart) -> TextPart | ImagePart | None:
     match part.WhichOneof("part"):
         case "text":
             return TextPart(part.text)
         case "image":
             return ImagePart(part.image)
         case _:
-            raise InvalidRequestError([FieldViolation(field, "one of text and image must be set")])
+            return None
 
 
 def _json(struct: Struct, *, field: str) -> dict[str, Any]:

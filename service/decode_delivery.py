@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mlxstream.v1 import delivery_pb2
-
 from engine.contracts.errors import FieldViolation, InvalidRequestError, UnsupportedOptionError
+from mlxstream.v1 import delivery_pb2
 from service.delivery import MESSAGE_TOKENS_LIMIT, Delivery
 
 if TYPE_CHECKING:

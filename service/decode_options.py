@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
-from mlxstream.v1 import options_pb2
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError
 from engine.contracts.options import (
@@ -19,6 +19,7 @@ from engine.contracts.options import (
     HlgOptions,
     SpeculationOptions,
 )
+from mlxstream.v1 import options_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 MAX_VIOLATIONS: Final = 8
-_NON_FINITE: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
+_FLOATING: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 # Optional scalars whose name and meaning are the same on both sides.
 SCALARS: Final = (
@@ -149,23 +150,22 @@ def _denoising(denoising: options_pb2.DenoisingOptions) -> DenoisingOptions:
 
 
 def _refuse_non_finite(options: options_pb2.GenerateOptions) -> None:
-    violations = []
-    for path, value in _numbers(options, "options"):
-        if not math.isfinite(value):
-            violations.append(FieldViolation(path, f"must be a finite number, got {value}"))
-        if len(violations) == MAX_VIOLATIONS:
-            break
+    found = itertools.islice(_non_finite(options), MAX_VIOLATIONS)
+    violations = [FieldViolation(f"options.{path}", f"must be a finite number, got {value}") for path, value in found]
     if violations:
         raise InvalidRequestError(violations)
 
 
-def _numbers(message: Message, path: str) -> Iterator[tuple[str, float]]:
-    """Every floating-point number that is set in `message`, with its path."""
+def _non_finite(message: Message) -> Iterator[tuple[str, float]]:
+    """Every number set in `message` that is not finite, with its path."""
     for field, value in message.ListFields():
-        if field.cpp_type in _NON_FINITE:
-            yield f"{path}.{field.name}", value
+        if field.cpp_type in _FLOATING:
+            if not math.isfinite(value):
+                yield field.name, value
         elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and field.is_repeated:
             for index, element in enumerate(value):
-                yield from _numbers(element, f"{path}.{field.name}[{index}]")
+                for path, number in _non_finite(element):
+                    yield f"{field.name}[{index}].{path}", number
         elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-            yield from _numbers(value, f"{path}.{field.name}")
+            for path, number in _non_finite(value):
+                yield f"{field.name}.{path}", number

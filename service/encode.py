@@ -5,19 +5,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from mlxstream.v1 import event_pb2, options_pb2, result_pb2
-
 from engine.contracts.results import FinishReason
+from mlxstream.v1 import event_pb2, options_pb2, result_pb2
 from service.encode_graph import encode_descriptor, encode_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mlxstream.v1 import error_pb2
-
     from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import GeneratedToken, GenerateStats, TokenLogprobs
+    from mlxstream.v1 import error_pb2
 
 _FINISH_REASONS: Final = MappingProxyType(
     {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
-from mlxstream.v1 import model_pb2, options_pb2
 
+from mlxstream.v1 import model_pb2, options_pb2
 from service.encode_graph import encode_declaration, encode_descriptor, encode_geometry
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
-from mlxstream.v1 import error_pb2
 
 from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
+from mlxstream.v1 import error_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from mlxstream.v1 import generation_pb2
-
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import InvalidRequestError
 from engine.contracts.events import GenerationFinished, GenerationStarted, TokensGenerated
 from engine.contracts.results import FinishReason
+from mlxstream.v1 import generation_pb2
 from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
+from service.rpc import off_loop_if_large
 from service.stream import ResponseStream
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class GenerationHandlers:
         )
 
     async def _accept(self, request: GenerationMessage) -> Generation:
-        decoded = decode_generation(request, caller=CALLER)
+        decoded = await off_loop_if_large(request, decode_generation, request, caller=CALLER)
         self._live.require_open()
         generation = await self._engine.generate(decoded)
         self._live.watch(generation)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mlxstream.v1 import model_pb2
-
 from engine.contracts.errors import InvalidRequestError, NotFoundError
+from mlxstream.v1 import model_pb2
 from service.decode import decode_chat, decode_model
 from service.encode_model import encode_model_info, encode_model_summary
 from service.revision import MINIMUM_CLIENT_REVISION, SCHEMA_REVISION, server_version
+from service.rpc import off_loop_if_large
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,8 @@ class ModelHandlers:
     ) -> model_pb2.RenderChatResponse:
         """Conversation to prompt."""
         model = self._model(request.model)
-        text, ids = await self._engine.render_chat(decode_chat(request.chat, field="chat"), model=model.name)
+        chat = await off_loop_if_large(request, decode_chat, request.chat, field="chat")
+        text, ids = await self._engine.render_chat(chat, model=model.name)
         return model_pb2.RenderChatResponse(text=text, ids=ids, model=model.name)
 
     def _model(self, name: str) -> ModelInfo:

@@ -47,11 +47,9 @@ def _renamed(file: FileDescriptorProto) -> FileDescriptorProto:
     """The file under its v1 name. `file` is changed in place."""
     file.name = "grpc/reflection/v1/reflection.proto"
     file.package = PACKAGE
-    for message in file.message_type:
-        for field in message.field:
-            field.type_name = field.type_name.replace(ALPHA_PACKAGE, PACKAGE)
-    for service in file.service:
-        for method in service.method:
-            method.input_type = method.input_type.replace(ALPHA_PACKAGE, PACKAGE)
-            method.output_type = method.output_type.replace(ALPHA_PACKAGE, PACKAGE)
+    for field in (field for message in file.message_type for field in message.field if field.type_name):
+        field.type_name = field.type_name.replace(ALPHA_PACKAGE, PACKAGE)
+    for method in (method for service in file.service for method in service.method):
+        method.input_type = method.input_type.replace(ALPHA_PACKAGE, PACKAGE)
+        method.output_type = method.output_type.replace(ALPHA_PACKAGE, PACKAGE)
     return file

@@ -7,7 +7,7 @@ Handlers are coroutines that write by themselves: a cancellation then lands in t
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
 from google.protobuf import message_factory
@@ -26,13 +26,24 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[Any, Context], Awaitable[Message | None]]
     RawHandler: TypeAlias = Callable[[bytes, Context], Awaitable[Message | None]]
 
+T = TypeVar("T")
+
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+# Converting one megabyte can take the better part of a second, and every stream and probe waits for the loop.
+INLINE_BYTES: Final = 64 * 1024
 
 
 def service_handler(descriptor: ServiceDescriptor, handlers: Mapping[str, Handler]) -> grpc.GenericRpcHandler:
     """Serve every method of `descriptor`; those without a handler answer UNIMPLEMENTED by name."""
     methods = {method.name: _method_handler(method, handlers) for method in descriptor.methods}
     return grpc.method_handlers_generic_handler(descriptor.full_name, methods)
+
+
+async def off_loop_if_large(message: Message, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call `function`, on a thread if converting `message` might hold the loop up."""
+    if message.ByteSize() <= INLINE_BYTES:
+        return function(*arguments, **named)
+    return await asyncio.to_thread(function, *arguments, **named)
 
 
 def _method_handler(method: MethodDescriptor, handlers: Mapping[str, Handler]) -> grpc.RpcMethodHandler[Any, Any]:

@@ -8,8 +8,8 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 import grpc
-from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 
+from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service.generation import GenerationHandlers
 from service.models import ModelHandlers
 from service.reflection import add_reflection

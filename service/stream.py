@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mlxstream.v1 import generation_pb2
-
 from engine.contracts.events import GenerationStarted, PrefillProgress, TokensGenerated
+from mlxstream.v1 import generation_pb2
 from service.delivery import ChunkBuffer
 from service.encode import encode_chunk, encode_finished, encode_heartbeat, encode_started
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mlxstream.v1 import error_pb2
-
     from engine.contracts.events import GenerationEvent, GenerationFinished
+    from mlxstream.v1 import error_pb2
     from service.delivery import Delivery
 
 

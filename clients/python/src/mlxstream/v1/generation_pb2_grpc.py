@@ -27,7 +27,8 @@ if _version_not_supported:
 
 class GenerationServiceStub(object):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     def __init__(self, channel):
@@ -60,7 +61,8 @@ class GenerationServiceStub(object):
 
 class GenerationServiceServicer(object):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     def Generate(self, request, context):
@@ -126,7 +128,8 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     @staticmethod

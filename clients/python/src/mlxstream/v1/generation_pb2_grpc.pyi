@@ -28,7 +28,8 @@ GRPC_VERSION: str
 
 class GenerationServiceStub:
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     @_typing.overload
@@ -51,7 +52,8 @@ class GenerationServiceStub:
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -70,7 +72,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
-    change each other's tokens.
+    change each other's tokens. A message may have up to 64 MiB; beyond, the status is RESOURCE_EXHAUSTED. Many clients
+    take no more than 4 MiB unless told otherwise, which only Complete and token bytes can come near.
     """
 
     @_abc_1.abstractmethod

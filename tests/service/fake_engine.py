@@ -1,0 +1,266 @@
+"""A scripted engine with the real one's front door: it says what a test tells it to, and records what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.composition import Composition
+from engine.contracts.errors import DuplicateRequestError, EngineError, GenerationAborted, UnavailableError
+from engine.contracts.events import (
+    GenerationEvent,
+    GenerationFinished,
+    GenerationRequest,
+    GenerationStarted,
+    PrefillProgress,
+    TokensGenerated,
+)
+from engine.contracts.execution import ResolvedExecution
+from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.model import ModelInfo, RuntimeInfo
+from engine.contracts.options import OptionDefaults, ResolvedOptions
+from engine.contracts.prompt import ChatPrompt
+from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
+from engine.execution.delivery import Mailbox
+from engine.execution.engine import EngineState
+
+DESCRIPTOR = GraphDescriptor(
+    id="llama:tiny",
+    backend="mlx",
+    graph_abi="mlx-hidden-bsh-v1",
+    state_abi="legacy-cache-array-v1",
+    artifact="sha256:0123",
+)
+
+MODEL = ModelInfo(
+    name="tiny",
+    fingerprint="sha256:0123",
+    model_type="llama",
+    descriptor=DESCRIPTOR,
+    declaration=GraphDeclaration(),
+    geometry=GraphGeometry(
+        vocab_size=64,
+        hidden_size=32,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        context_length=128,
+        layer_types=("full_attention", "full_attention"),
+    ),
+    composition=Composition(),
+    runtime=RuntimeInfo(device="cpu", device_name="a CPU", mlx_version="0", blas="openblas"),
+    eos_token_ids=(2, 3),
+    bos_token_id=1,
+    option_defaults=OptionDefaults(temperature=0.5),
+    weights_bytes=1000,
+    parameters=250,
+    stored_quantization="Q4_1",
+    has_chat_template=True,
+    load_seconds=0.25,
+)
+
+OPTIONS = ResolvedOptions(
+    max_tokens=16,
+    eos_token_ids=(2, 3),
+    stop_sequences=("END",),
+    prefill_chunk_size=8,
+    temperature=0.0,
+    top_p=0.0,
+    top_k=0,
+    min_p=0.0,
+    min_tokens_to_keep=1,
+    seed=2**64 - 1,
+    seed_was_explicit=False,
+)
+
+
+class FakeGeneration:
+    """One scripted generation; it ends by its script, or as soon as it is aborted."""
+
+    def __init__(self, request: GenerationRequest, script: Script, on_finished: Callable[[], None]) -> None:
+        self.request = request
+        self.generation_id = uuid.uuid4().hex
+        self.request_id = request.request_id or self.generation_id
+        self.abort_reason: AbortReason | None = None
+        self.aborted = asyncio.Event()
+        self.emitted = 0
+        self._mailbox = Mailbox(on_finished=on_finished)
+        self._task = asyncio.ensure_future(self._run(script))
+
+    async def next_event(self) -> GenerationEvent:
+        return await self._mailbox.next_event()
+
+    async def finished(self) -> GenerationFinished:
+        return await self._mailbox.finished()
+
+    def abort(self, reason: AbortReason) -> None:
+        if self.abort_reason is None:
+            self.abort_reason = reason
+            self.aborted.set()
+
+    def start(self, **changes: object) -> None:
+        """Emit the first event."""
+        started = GenerationStarted(
+            generation_id=self.generation_id,
+            request_id=self.request_id,
+            model=MODEL.name,
+            weights_fingerprint=MODEL.fingerprint,
+            descriptor=DESCRIPTOR,
+            execution=ResolvedExecution(),
+            options=OPTIONS,
+            prompt_tokens=5,
+        )
+        self._mailbox.put(dataclasses.replace(started, **changes))
+
+    def progress(self, prefilled_tokens: int, prompt_tokens: int) -> None:
+        """Emit the progress of the prefill."""
+        self._mailbox.put(PrefillProgress(prefilled_tokens, prompt_tokens))
+
+    def say(self, *texts: str) -> None:
+        """Emit one token per text."""
+        tokens = []
+        for text in texts:
+            tokens.append(GeneratedToken(10 + self.emitted, self.emitted, text.encode()))
+            self.emitted += 1
+        self._mailbox.put(TokensGenerated(tuple(tokens), "".join(texts)))
+
+    def end(self, reason: FinishReason = FinishReason.STOP, error: EngineError | None = None, **more: str) -> None:
+        """Emit the end."""
+        stats = GenerateStats(prompt_tokens=5, generated_tokens=self.emitted, queue_ms=1.5, cache_tokens=(7, 8))
+        self._mailbox.put(GenerationFinished(finish_reason=reason, stats=stats, error=error, **more))
+
+    async def _run(self, script: Script) -> None:
+        play, aborted = asyncio.ensure_future(script(self)), asyncio.ensure_future(self.aborted.wait())
+        await asyncio.wait({play, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        aborted.cancel()
+        if play.done():
+            return play.result()
+        play.cancel()
+        self._end_aborted(self.abort_reason or AbortReason.REQUESTED)
+        return None
+
+    def _end_aborted(self, reason: AbortReason) -> None:
+        if reason is AbortReason.SHUTDOWN:
+            self.end(FinishReason.ERROR, UnavailableError("stopped", "the service is shutting down"))
+        elif reason is AbortReason.DEADLINE:
+            self.end(FinishReason.DEADLINE, GenerationAborted(reason))
+        else:
+            self.end(FinishReason.CANCELLED, GenerationAborted(reason))
+
+
+Script: TypeAlias = Callable[[FakeGeneration], Awaitable[None]]
+
+
+async def say_hello(generation: FakeGeneration) -> None:
+    """The default script: three tokens and an ordinary end."""
+    generation.start()
+    for text in ("Hel", "lo", "!"):
+        generation.say(text)
+        await asyncio.sleep(0)
+    generation.end()
+
+
+def never_end(*texts: str) -> Script:
+    """A script that starts, says `texts`, and goes on for ever."""
+
+    async def script(generation: FakeGeneration) -> None:
+        generation.start()
+        for text in texts:
+            generation.say(text)
+        await asyncio.Event().wait()
+
+    return script
+
+
+async def never_start(generation: FakeGeneration) -> None:
+    """A script that stays in the queue."""
+    await asyncio.Event().wait()
+
+
+class FakeEngine:
+    """What the service sees of an engine."""
+
+    def __init__(self, settings: object = None) -> None:
+        self.settings = settings
+        self.script: Script = say_hello
+        self.refusal: Exception | None = None
+        self.acceptance: Callable[[], Awaitable[None]] | None = None
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[FakeGeneration] = []
+        self.accepted = asyncio.Event()
+        self.live: dict[str, FakeGeneration] = {}
+        self.state = EngineState.READY
+        self.stalled = 0.0
+        self.load_error: EngineError | None = None
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
+        self.stopped = False
+        self._failed = asyncio.Event()
+
+    @property
+    def model(self) -> ModelInfo:
+        if self.state is not EngineState.READY:
+            raise UnavailableError(self.state.value)
+        return MODEL
+
+    def stalled_seconds(self) -> float:
+        return self.stalled
+
+    def fail(self) -> None:
+        self.state = EngineState.FAILED
+        self._failed.set()
+
+    async def start(self) -> ModelInfo:
+        self.state = EngineState.LOADING
+        await self.load_gate.wait()
+        if self.load_error is not None:
+            raise self.load_error
+        self.state = EngineState.READY
+        return MODEL
+
+    async def stop(self) -> None:
+        self.stopped = True
+        for generation in list(self.live.values()):
+            generation.abort(AbortReason.SHUTDOWN)
+        self.state = EngineState.STOPPED
+
+    async def wait_failed(self) -> None:
+        await self._failed.wait()
+
+    async def generate(self, request: GenerationRequest) -> FakeGeneration:
+        self.requests.append(request)
+        _ = self.model
+        if self.refusal is not None:
+            raise self.refusal
+        if self.acceptance is not None:
+            await self.acceptance()
+        if request.request_id in self.live:
+            raise DuplicateRequestError(request.request_id)
+        generation = FakeGeneration(request, self.script, lambda: self.live.pop(generation.request_id, None) and None)
+        self.generations.append(generation)
+        self.accepted.set()
+        self.live[generation.request_id] = generation
+        return generation
+
+    def abort(self, *, caller: str, request_id: str = "", generation_id: str = "") -> FakeGeneration | None:
+        for generation in self.live.values():
+            if generation.request_id == request_id or generation.generation_id == generation_id:
+                generation.abort(AbortReason.REQUESTED)
+                return generation
+        return None
+
+    async def tokenize(
+        self, text: str, *, model: str, add_special_tokens: bool, parse_special_tokens: bool
+    ) -> list[int]:
+        return [int(add_special_tokens), int(parse_special_tokens), *text.encode()]
+
+    async def detokenize(self, ids: Sequence[int], *, model: str, skip_special_tokens: bool) -> str:
+        return f"{list(ids)} {skip_special_tokens}"
+
+    async def render_chat(self, chat: ChatPrompt, *, model: str) -> tuple[str, list[int]]:
+        return "|".join(message.role for message in chat.messages), [len(chat.messages)]

@@ -1,0 +1,101 @@
+"""A server on a free loopback port, over the scripted engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+
+from mlxstream.v1 import generation_pb2, generation_pb2_grpc, model_pb2_grpc
+from service.address import Address
+from service.health import Health
+from service.live import LiveGenerations
+from service.server import SERVICE_NAMES, bind, build_server
+from tests.service.fake_engine import FakeEngine
+
+CLIENT_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass
+class Serving:
+    """A running server and a channel to it."""
+
+    engine: FakeEngine
+    live: LiveGenerations
+    health: Health
+    server: grpc.aio.Server
+    address: Address
+    channel: grpc.aio.Channel
+
+    @property
+    def generation(self) -> Any:
+        return generation_pb2_grpc.GenerationServiceStub(self.channel)
+
+    @property
+    def models(self) -> Any:
+        return model_pb2_grpc.ModelServiceStub(self.channel)
+
+
+@contextlib.asynccontextmanager
+async def serve(engine: FakeEngine) -> AsyncIterator[Serving]:
+    live, health = LiveGenerations(), Health(SERVICE_NAMES)
+    server = await build_server(engine, live, health)
+    address = bind(server, Address(host="127.0.0.1", port=0))
+    await server.start()
+    async with grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
+        try:
+            yield Serving(engine, live, health, server, address, channel)
+        finally:
+            await engine.stop()
+            await live.wait_idle()
+            await server.stop(None)
+
+
+def text_request(text: str = "hi", **fields: Any) -> generation_pb2.GenerateRequest:
+    return generation_pb2.GenerateRequest(text={"text": text}, **fields)
+
+
+async def read_all(call: Any) -> tuple[list[generation_pb2.GenerateResponse], grpc.aio.AioRpcError | None]:
+    """Everything that a stream carries, and the error that it ends with."""
+    responses = []
+    try:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            responses.append(response)
+    except grpc.aio.AioRpcError as error:
+        return responses, error
+    return responses, None
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[type[Message], Message]:
+    """The google.rpc details of an error, by type; checks that the status inside repeats the one outside."""
+    trailers = dict(error.trailing_metadata() or ())
+    status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    assert status.code == error.code().value[0]
+    assert status.message == error.details()
+    found: dict[type[Message], Message] = {}
+    for packed in status.details:
+        for kind in (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo):
+            if packed.Is(kind.DESCRIPTOR):
+                found[kind] = kind()
+                packed.Unpack(found[kind])
+    assert len(found) == len(status.details)
+    return found
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    info = details_of(error)[error_details_pb2.ErrorInfo]
+    assert info.domain == "mlxstream.v1"
+    return info.reason
+
+
+def violated_fields(error: grpc.aio.AioRpcError) -> list[str]:
+    return [violation.field for violation in details_of(error)[error_details_pb2.BadRequest].field_violations]

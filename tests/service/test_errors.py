@@ -1,0 +1,177 @@
+"""The table from errors to statuses: total, and the same in every phase of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from engine.contracts import errors as contract
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.results import FinishReason
+from mlxstream.v1 import error_pb2, generation_pb2, result_pb2
+from service.errors import (
+    RULES,
+    InternalError,
+    MalformedMessageError,
+    MessageTooLargeError,
+    encode_status,
+    presentable,
+    status_of,
+)
+from tests.service.fake_engine import FakeGeneration
+from tests.service.harness import Serving, details_of, read_all, reason_of, text_request, violated_fields
+
+CODE = grpc.StatusCode
+
+# One of each, with the status that callers must see.
+EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
+    (contract.EngineError("a secret"), CODE.INTERNAL),
+    (contract.ConfigurationError("blas", "not here"), CODE.FAILED_PRECONDITION),
+    (contract.InvalidRequestError.of("options.top_p", "must be from 0 to 1"), CODE.INVALID_ARGUMENT),
+    (contract.PromptTooLongError(prompt_tokens=200, context_length=128), CODE.INVALID_ARGUMENT),
+    (contract.ChatTemplateError("roles must alternate"), CODE.INVALID_ARGUMENT),
+    (contract.UnsupportedOptionError("options.hlg", "not yet"), CODE.UNIMPLEMENTED),
+    (contract.NotFoundError("model", "other"), CODE.NOT_FOUND),
+    (contract.DuplicateRequestError("r-1"), CODE.ALREADY_EXISTS),
+    (contract.OverloadedError("queue", limit=64, used=64, retry_after_seconds=1.5), CODE.RESOURCE_EXHAUSTED),
+    (contract.UnavailableError("loading"), CODE.UNAVAILABLE),
+    (contract.EngineFailedError("c-1"), CODE.UNAVAILABLE),
+    (contract.GenerationFailedError("c-2"), CODE.INTERNAL),
+    (contract.GenerationAborted(AbortReason.REQUESTED), CODE.CANCELLED),
+    (contract.GenerationAborted(AbortReason.DISCONNECTED), CODE.CANCELLED),
+    (contract.GenerationAborted(AbortReason.DEADLINE), CODE.DEADLINE_EXCEEDED),
+    (contract.GenerationAborted(AbortReason.SHUTDOWN), CODE.UNAVAILABLE),
+    (contract.ArtifactError("a.gguf", "odd"), CODE.FAILED_PRECONDITION),
+    (contract.MissingArtifactError("a.gguf", "no tensor"), CODE.FAILED_PRECONDITION),
+    (contract.CorruptArtifactError("a.gguf", "cut"), CODE.DATA_LOSS),
+    (contract.UnsupportedArtifactError("a.gguf", "Q2_K"), CODE.FAILED_PRECONDITION),
+    (contract.GraphContractError("a secret"), CODE.INTERNAL),
+    (MalformedMessageError("mlxstream.v1.GenerateRequest"), CODE.INVALID_ARGUMENT),
+    (MessageTooLargeError(message_bytes=100, limit_bytes=64), CODE.RESOURCE_EXHAUSTED),
+    (InternalError("c-3"), CODE.INTERNAL),
+]
+CONCEALED = (contract.EngineError, contract.GraphContractError)
+
+
+def tree(root: type[contract.EngineError]) -> Iterator[type[contract.EngineError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from tree(kind)
+
+
+def named(value: object) -> str:
+    return type(value).__name__ if isinstance(value, contract.EngineError) else getattr(value, "name", "")
+
+
+def expected_reason(error: contract.EngineError) -> str:
+    return "INTERNAL" if type(error) in CONCEALED else error.reason
+
+
+def test_every_class_of_the_tree_has_its_own_rule_and_an_example() -> None:
+    classes = set(tree(contract.EngineError))
+    assert len(classes) > 15
+    assert classes - set(RULES) == set()
+    assert classes - {type(error) for error, _ in EXAMPLES} == set()
+
+
+def test_every_reason_is_in_the_schema_and_the_schema_has_no_other() -> None:
+    reasons = {f"ERROR_REASON_{kind.reason}" for kind in tree(contract.EngineError)}
+    assert reasons == set(error_pb2.ErrorReason.keys()) - {"ERROR_REASON_UNSPECIFIED"}
+
+
+def test_rules_name_fields_that_their_errors_have() -> None:
+    for error, _ in EXAMPLES:
+        assert set(RULES[type(error)].metadata) <= set(vars(error)), type(error)
+
+
+@pytest.mark.parametrize(("error", "status"), EXAMPLES, ids=named)
+async def test_a_refusal_is_a_status_with_details(
+    serving: Serving, error: contract.EngineError, status: grpc.StatusCode
+) -> None:
+    serving.engine.refusal = error
+    responses, stream_error = await read_all(serving.generation.Generate(text_request()))
+    with pytest.raises(grpc.aio.AioRpcError) as unary:
+        await serving.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
+    assert responses == []
+    assert stream_error is not None
+    for failure in (stream_error, unary.value):
+        assert failure.code() is status
+        assert reason_of(failure) == expected_reason(error)
+        assert "secret" not in failure.details()
+
+
+@pytest.mark.parametrize(("error", "status"), EXAMPLES, ids=named)
+async def test_a_failure_after_three_tokens_is_a_finished_and_then_the_status(
+    serving: Serving, error: contract.EngineError, status: grpc.StatusCode
+) -> None:
+    async def fail(generation: FakeGeneration) -> None:
+        generation.start()
+        generation.say("a", "b", "c")
+        generation.end(FinishReason.ERROR, error)
+
+    serving.engine.script = fail
+    responses, failure = await read_all(serving.generation.Generate(text_request()))
+    assert failure is not None
+    assert failure.code() is status
+    finished = responses[-1].finished
+    assert finished.finish_reason == result_pb2.FINISH_REASON_ERROR
+    assert finished.stats.generated_tokens == 3
+    assert error_pb2.ErrorReason.Name(finished.error.reason) == f"ERROR_REASON_{reason_of(failure)}"
+    assert finished.error.message == failure.details()
+    assert finished.error.retryable == (status is CODE.UNAVAILABLE or isinstance(error, contract.OverloadedError))
+    with pytest.raises(grpc.aio.AioRpcError) as unary:
+        await serving.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
+    assert unary.value.code() is status
+
+
+async def test_overload_says_when_to_come_back(serving: Serving) -> None:
+    serving.engine.refusal = contract.OverloadedError("queue", limit=64, used=64, retry_after_seconds=1.5)
+    _, error = await read_all(serving.generation.Generate(text_request()))
+    assert error is not None
+    details = details_of(error)
+    assert details[error_details_pb2.RetryInfo].retry_delay.ToMilliseconds() == 1500
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "1500"
+    assert dict(details[error_details_pb2.ErrorInfo].metadata) == {"resource": "queue", "limit": "64", "used": "64"}
+
+
+async def test_bad_input_names_every_bad_field(serving: Serving) -> None:
+    options = {"temperature": -1.0, "top_p": 2.0, "stop_sequences": ["", "x"]}
+    _, error = await read_all(serving.generation.Generate(text_request(options=options)))
+    assert error is not None
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert set(violated_fields(error)) == {"options.temperature", "options.top_p", "options.stop_sequences[0]"}
+
+
+async def test_an_unexpected_exception_shows_a_correlation_id_and_nothing_else(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving.engine.refusal = KeyError("a secret")
+    _, error = await read_all(serving.generation.Generate(text_request()))
+    assert error is not None
+    assert error.code() is CODE.INTERNAL
+    assert "secret" not in error.details()
+    correlation_id = details_of(error)[error_details_pb2.ErrorInfo].metadata["correlation_id"]
+    assert correlation_id in error.details()
+    assert correlation_id in caplog.text
+    assert "a secret" in caplog.text
+
+
+def test_what_may_be_shown_is_left_as_it_is() -> None:
+    for error, _ in EXAMPLES:
+        assert (presentable(error) is error) == (type(error) not in CONCEALED)
+
+
+def test_details_fit_into_trailers_however_large_the_error_is() -> None:
+    violations = [contract.FieldViolation("options.x" * 100, "é" * 5000)] * 1000
+    for error in (
+        contract.InvalidRequestError(violations),
+        contract.NotFoundError("model", "é" * 5000),
+        contract.ChatTemplateError("\n" * 50_000),
+    ):
+        status = encode_status(error)
+        percent_encoded_bytes = 3 * len(status.message.encode())
+        assert percent_encoded_bytes + status.ByteSize() * 4 / 3 < 7 * 1024
+        assert status.code == status_of(error).value[0]

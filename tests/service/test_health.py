@@ -1,0 +1,113 @@
+"""Health tells the truth: about the process and each service, at every stage of an engine's life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from engine.execution.engine import EngineState
+from service import health as health_module
+from service.health import follow_engine
+from service.server import SERVICE_NAMES
+from tests.service.harness import Serving
+
+NAMES = ("", *SERVICE_NAMES)
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@pytest.fixture(autouse=True)
+def fast_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "POLL_SECONDS", 0.01)
+
+
+def stub(serving: Serving) -> Any:
+    return health_pb2_grpc.HealthStub(serving.channel)
+
+
+async def statuses(serving: Serving) -> set[int]:
+    """What Check says of every name."""
+    checks = [stub(serving).Check(health_pb2.HealthCheckRequest(service=name)) for name in NAMES]
+    return {(await check).status for check in checks}
+
+
+@contextlib.asynccontextmanager
+async def following(serving: Serving) -> AsyncIterator[Any]:
+    """A watcher of one service while its health follows the engine."""
+    watch = stub(serving).Watch(health_pb2.HealthCheckRequest(service="mlxstream.v1.GenerationService"))
+    assert (await watch.read()).status == NOT_SERVING
+    follower = asyncio.ensure_future(follow_engine(serving.engine, serving.health, stall_seconds=10))
+    try:
+        yield watch
+    finally:
+        follower.cancel()
+        watch.cancel()
+
+
+def test_readiness_is_told_of_each_service_by_its_full_name() -> None:
+    assert set(SERVICE_NAMES) == {
+        "mlxstream.v1.GenerationService",
+        "mlxstream.v1.ModelService",
+        "mlxstream.v1.AdminService",
+    }
+
+
+async def test_everything_is_not_serving_before_the_model_is_warm(serving: Serving) -> None:
+    assert await statuses(serving) == {NOT_SERVING}
+
+
+async def test_everything_is_serving_once_the_engine_is_ready(serving: Serving) -> None:
+    async with following(serving) as watch:
+        assert (await watch.read()).status == SERVING
+        assert await statuses(serving) == {SERVING}
+
+
+async def test_a_step_that_takes_too_long_is_not_serving_until_it_ends(serving: Serving) -> None:
+    async with following(serving) as watch:
+        assert (await watch.read()).status == SERVING
+        serving.engine.stalled = 11.0
+        assert (await watch.read()).status == NOT_SERVING
+        serving.engine.stalled = 0.0
+        assert (await watch.read()).status == SERVING
+
+
+async def test_a_dead_engine_is_not_serving_for_good(serving: Serving) -> None:
+    async with following(serving) as watch:
+        assert (await watch.read()).status == SERVING
+        serving.engine.fail()
+        assert (await watch.read()).status == NOT_SERVING
+        assert await statuses(serving) == {NOT_SERVING}
+
+
+async def test_an_engine_that_still_loads_is_not_serving(serving: Serving) -> None:
+    serving.engine.state = EngineState.LOADING
+    async with following(serving) as watch:
+        await asyncio.sleep(0.05)
+        assert await statuses(serving) == {NOT_SERVING}
+        serving.engine.state = EngineState.READY
+        assert (await watch.read()).status == SERVING
+
+
+async def test_closed_health_never_serves_again(serving: Serving) -> None:
+    async with following(serving) as watch:
+        assert (await watch.read()).status == SERVING
+        await serving.health.close()
+        assert (await watch.read()).status == NOT_SERVING
+        await serving.health.report(serving=True)
+        assert await statuses(serving) == {NOT_SERVING}
+
+
+async def test_an_unknown_service_is_not_found_on_check_and_unknown_on_watch(serving: Serving) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await stub(serving).Check(health_pb2.HealthCheckRequest(service="mlxstream.v1.Other"))
+    assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub(serving).Watch(health_pb2.HealthCheckRequest(service="mlxstream.v1.Other"))
+    assert (await watch.read()).status == SERVICE_UNKNOWN
+    watch.cancel()

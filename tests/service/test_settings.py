@@ -1,0 +1,111 @@
+"""One configuration object: flags before variables before the file before defaults, and nothing unknown."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from service.settings import ServerSettings, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MLX_STREAM_")]:
+        monkeypatch.delenv(name)
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "server.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_need_a_model_alone() -> None:
+    settings = load_settings({"model": "m"}, None)
+    assert settings.listen == "127.0.0.1:50051"
+    assert not settings.insecure
+    assert settings.max_rows == 32
+
+
+def test_flags_come_before_variables_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, 'model = "file"\nlisten = "127.0.0.1:1"\nmax_rows = 3\n')
+    monkeypatch.setenv("MLX_STREAM_LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("MLX_STREAM_MODEL", "variable")
+    settings = load_settings({"model": "flag"}, file)
+    assert (settings.model, settings.listen, settings.max_rows) == ("flag", "127.0.0.1:2", 3)
+
+
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_STREAM_MAX_ROWS", "")
+    assert load_settings({"model": "m"}, None).max_rows == 32
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_client_ca", "tokens_file", "modle"])
+def test_a_key_of_a_later_build_or_a_slip_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: no such setting"):
+        load_settings({"model": "m"}, write(tmp_path, f'{name} = "x"\n'))
+    with pytest.raises(SettingsError, match=f"{name}: no such setting"):
+        load_settings({"model": "m", name: "x"}, None)
+    monkeypatch.setenv(f"MLX_STREAM_{name.upper()}", "x")
+    with pytest.raises(SettingsError, match=f"MLX_STREAM_{name.upper()}: no such setting"):
+        load_settings({"model": "m"}, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", ""),
+        ("max_rows", 0),
+        ("max_rows", "many"),
+        ("max_queue", 0),
+        ("prefill_step_tokens", 0),
+        ("device", "tpu"),
+        ("dtype", "int4"),
+        ("log_level", "loud"),
+        ("shutdown_grace_seconds", float("nan")),
+        ("health_stall_seconds", 0),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name_in_one_line(key: str, value: object) -> None:
+    with pytest.raises(SettingsError) as failure:
+        load_settings({"model": "m", key: value}, None)
+    assert str(failure.value).startswith(f"{key}: ")
+    assert "\n" not in str(failure.value)
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(SettingsError, match="model: must be given"):
+        load_settings({}, None)
+
+
+@pytest.mark.parametrize("text", ["model = ", "\x00", "[[["])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match="not TOML"):
+        load_settings({}, write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        load_settings({"model": "m"}, tmp_path / "none.toml")
+
+
+def test_settings_are_frozen() -> None:
+    settings = load_settings({"model": "m"}, None)
+    with pytest.raises(pydantic.ValidationError):
+        settings.model = "other"  # type: ignore[misc]
+
+
+def test_auto_leaves_the_choice_to_the_engine() -> None:
+    engine = load_settings({"model": "m", "device": "cpu", "state_dir": "s"}, None).engine_settings()
+    assert (engine.model, engine.device, engine.dtype, engine.blas) == ("m", "cpu", None, None)
+    assert engine.state_dir == Path("s")
+
+
+def test_every_engine_setting_is_ours_to_set() -> None:
+    engine = load_settings({"model": "m"}, None).engine_settings()
+    assert set(type(engine).__slots__) <= set(ServerSettings.model_fields)
