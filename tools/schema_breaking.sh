@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compare the schema with the one it must stay compatible with: BUF=path/to/buf tools/schema_breaking.sh [REVISION]
-# Default: where this branch left main; on main itself, the state before the newest change to the schema.
+# Default: where this branch left main; on main itself, the newest release, or before the first one the commit before.
 set -eu
 
 merge_base() {
@@ -17,10 +17,8 @@ skip() {
 
 git rev-parse --verify --quiet HEAD >/dev/null || skip 'not a git checkout'
 base=${1:-$(merge_base)}
-if [ -z "$base" ]; then
-  newest=$(git log -1 --format=%H -- proto)
-  base=$(git rev-parse --verify --quiet "$newest^") || skip 'no earlier schema in this history'
-fi
+[ -n "$base" ] || base=$(git describe --tags --abbrev=0 --match 'v[0-9]*' HEAD 2>/dev/null) || base=HEAD~1
+base=$(git rev-parse --verify --quiet "$base^{commit}") || skip 'no earlier schema in this history'
 [ -n "$(git ls-tree -r --name-only "$base" -- proto | grep '[.]proto$')" ] || skip 'no schema at the base revision'
 
 before=$(mktemp -d)
