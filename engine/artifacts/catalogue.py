@@ -70,9 +70,9 @@ def resolve(reference: str, *, folder: Path | None = None) -> ModelLocation:
     local = _local(reference)
     if local is not None:
         return local
+    repository, revision = _repository(reference)
     from engine.artifacts import hub  # slow to import
 
-    repository, revision = _repository(reference)
     return ModelLocation(name=repository, path=_on_this_machine(reference, hub.cached_snapshot(repository, revision)))
 
 
@@ -94,9 +94,9 @@ def pull(reference: str, progress: Progress = no_progress, *, folder: Path | Non
     local = _local(reference)
     if local is not None:
         return local
+    repository, revision = _repository(reference)
     from engine.artifacts import hub  # slow to import
 
-    repository, revision = _repository(reference)
     return ModelLocation(name=repository, path=hub.download_snapshot(repository, revision, progress))
 
 

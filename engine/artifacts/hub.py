@@ -65,7 +65,7 @@ def cached_snapshot(repository: str, revision: str | None = None) -> Path | None
 def cached_repositories() -> dict[str, Path]:
     """The newest snapshot folder of every model repository in the cache."""
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return {}
     return {

@@ -1,0 +1,56 @@
+"""`mlx-stream models`: what a user sees, and one clear line when it cannot be done."""
+
+import pytest
+from click.testing import CliRunner
+
+from engine.contracts.errors import NotFoundError
+from engine.execution import catalogue
+from engine.execution.catalogue import CatalogueEntry, ModelLocation, PullProgress
+from service.cli.models import models
+
+
+def run(*arguments):
+    return CliRunner().invoke(models, arguments)
+
+
+def test_the_list_shows_names_sizes_and_what_is_here(monkeypatch, tmp_path):
+    entries = [
+        CatalogueEntry(name="tiny", source="alias", size_bytes=98_362_432, summary="A model", license="Apache-2.0"),
+        CatalogueEntry(name="org/name", source="hub", size_bytes=2_000_000, path=tmp_path),
+    ]
+    monkeypatch.setattr(catalogue, "list_models", lambda: entries)
+    result = run("list")
+    header, alias, cached = (line.split() for line in result.output.splitlines())
+    assert header[:4] == ["NAME", "SIZE", "HERE", "LICENSE"]
+    assert alias == ["tiny", "98", "MB", "no", "Apache-2.0", "A", "model"]
+    assert cached == ["org/name", "2", "MB", "yes"]
+    assert result.exit_code == 0
+
+
+def test_a_pull_says_where_the_model_is_and_keeps_its_progress_off_standard_output(monkeypatch, tmp_path):
+    def pull(reference, progress):
+        for stage in ("waiting", "downloading", "unpacking"):
+            progress(PullProgress(stage=stage, done_bytes=1, total_bytes=2))
+        return ModelLocation(name=reference, path=tmp_path / "tiny.gguf")
+
+    monkeypatch.setattr(catalogue, "pull", pull)
+    result = run("pull", "tiny")
+    assert result.stdout == f"tiny is in {tmp_path / 'tiny.gguf'}\n"
+    assert result.exit_code == 0
+
+
+def test_a_pull_that_cannot_be_done_is_one_line_and_a_failing_exit(monkeypatch):
+    def pull(reference, progress):
+        raise NotFoundError("model", reference, known=["tiny"])
+
+    monkeypatch.setattr(catalogue, "pull", pull)
+    result = run("pull", "[bold]x")
+    assert result.exit_code == 1
+    assert result.stderr.strip().splitlines()[-1] == "Error: no model named '[bold]x'; known: tiny"
+
+
+@pytest.mark.parametrize("arguments", [["pull"], ["pull", "a", "b"], ["push", "a"]])
+def test_wrong_usage_is_explained(arguments):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
