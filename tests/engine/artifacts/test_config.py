@@ -1,21 +1,16 @@
 """Hugging Face configurations: every spelling in use, documented defaults, and clear refusals."""
 
-import json
-
 import pytest
 
-from engine.artifacts.artifact import open_artifact
-from engine.artifacts.config import QuantizationScheme
 from engine.artifacts.huggingface import model_config
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.contracts.graph import GraphGeometry
-from engine.contracts.options import OptionDefaults
-from tests.engine.artifacts.tiny_files import CONFIG, write_folder
+from tests.engine.artifacts.tiny_files import CONFIG
 
 
-def parsed(generation=None, **changes):
+def parsed(**changes):
     document = {name: value for name, value in (CONFIG | changes).items() if value is not None}
-    return model_config(document, generation=generation)
+    return model_config(document)
 
 
 def test_a_plain_configuration_gives_its_sizes():
@@ -183,138 +178,3 @@ def test_a_part_of_a_head_rotates_when_a_fraction_is_stated():
     assert (proportional.dims, proportional.partial_rotary_factor) == (16, 0.25)
     with pytest.raises(CorruptArtifactError, match="rotates 1"):
         parsed(partial_rotary_factor=0.1)
-
-
-# Generation defaults
-
-
-def test_option_defaults_come_from_the_generation_configuration():
-    generation = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.05, "max_new_tokens": 99}
-    assert parsed(generation).option_defaults == OptionDefaults(
-        max_tokens=99, temperature=0.6, top_p=0.9, top_k=50, min_p=0.05
-    )
-
-
-def test_sampling_defaults_do_not_count_when_sampling_is_off():
-    generation = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 99}
-    assert parsed(generation).option_defaults == OptionDefaults(max_tokens=99)
-    assert parsed({"temperature": 0.6}).option_defaults == OptionDefaults(temperature=0.6)
-
-
-@pytest.mark.parametrize(
-    "field", [{"temperature": -1}, {"top_p": 1.5}, {"min_p": float("nan")}, {"top_k": 2.5}, {"max_new_tokens": 0}]
-)
-def test_an_option_default_out_of_range_is_refused_by_file_and_name(field):
-    with pytest.raises(CorruptArtifactError, match=f"^generation_config.json: {next(iter(field))} must be"):
-        parsed(field)
-
-
-# End tokens (the union of all sources, in order, without duplicates)
-
-
-def eos_of(folder, config=None, generation=None, tokenizer_config=None, tokenizer=None):
-    write_folder(folder, config={"eos_token_id": config})
-    for name, document in (
-        ("generation_config.json", generation and {"eos_token_id": generation}),
-        ("tokenizer_config.json", tokenizer_config),
-        ("tokenizer.json", tokenizer),
-    ):
-        if document:
-            (folder / name).write_text(json.dumps(document))
-    return open_artifact(folder).config.eos_token_ids
-
-
-def test_end_tokens_are_the_union_of_all_files(tmp_path):
-    named = {"eos_token": "<end>", "added_tokens_decoder": {"9": {"content": "<end>"}, "3": {"content": "<other>"}}}
-    assert eos_of(tmp_path / "int", config=2) == (2,)
-    assert eos_of(tmp_path / "list", generation=[7, 2]) == (7, 2)
-    assert eos_of(tmp_path / "both", config=5, generation=[7, 2, 5]) == (5, 7, 2)
-    assert eos_of(tmp_path / "twice", config=[2, 2, 0]) == (2, 0)
-    assert eos_of(tmp_path / "none") == ()
-    assert eos_of(tmp_path / "all", config=5, generation=[7], tokenizer_config=named) == (5, 7, 9)
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        {"added_tokens": [{"id": 9, "content": "<end>"}], "model": {"vocab": {"<end>": 9}}},
-        {"model": {"vocab": {"<end>": 9}}},
-    ],
-)
-@pytest.mark.parametrize("eos_token", ["<end>", {"content": "<end>", "lstrip": False}])
-def test_the_end_token_of_the_tokenizer_is_found_by_its_text(tmp_path, tokenizer, eos_token):
-    assert eos_of(tmp_path, 2, tokenizer_config={"eos_token": eos_token}, tokenizer=tokenizer) == (2, 9)
-
-
-@pytest.mark.parametrize("tokenizer_config", [{"eos_token": None}, {"eos_token": "<gone>"}, {"x": 1}])
-def test_an_end_token_that_no_file_knows_adds_nothing(tmp_path, tokenizer_config):
-    vocabulary = {"model": {"vocab": {"<end>": 9}}}
-    assert eos_of(tmp_path, 2, tokenizer_config=tokenizer_config, tokenizer=vocabulary) == (2,)
-
-
-@pytest.mark.parametrize("value", [48, [2, 48]])
-def test_an_end_token_outside_the_vocabulary_is_refused(value):
-    with pytest.raises(CorruptArtifactError, match="id 48 lies outside the vocabulary of 48"):
-        parsed(eos_token_id=value)
-
-
-@pytest.mark.parametrize("value", [-1, "2", [2, None], True, 2.0])
-def test_an_end_token_that_is_no_id_is_refused(value):
-    with pytest.raises(CorruptArtifactError, match="eos_token_id must be a token id"):
-        parsed(eos_token_id=value)
-
-
-# Quantization
-
-
-@pytest.mark.parametrize("place", ["quantization", "quantization_config"])
-def test_overrides_inherit_what_they_do_not_state(place):
-    stated = {
-        "bits": 4,
-        "group_size": 64,
-        "a.q_proj": {"bits": 6},
-        "a.k_proj": {"group_size": 32},
-        "a.v_proj": False,
-        "a.o_proj": True,
-        "a.up": {"mode": "mxfp4"},
-    }
-    quantization = parsed(**{place: stated}).quantization
-    default = QuantizationScheme(bits=4, group_size=64)
-    assert quantization.scheme("anything") == default
-    assert quantization.scheme("a.q_proj") == QuantizationScheme(bits=6, group_size=64)
-    assert quantization.scheme("a.k_proj") == QuantizationScheme(bits=4, group_size=32)
-    assert quantization.scheme("a.v_proj") is None
-    assert quantization.scheme("a.o_proj") == default
-    assert quantization.scheme("a.up") == QuantizationScheme(bits=4, group_size=32, mode="mxfp4")
-
-
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
-        ({"bits": 7, "group_size": 64}, "quantization of the default: bits 7 is none of 2, 3, 4, 5, 6, 8"),
-        ({"bits": 5, "group_size": 48}, "quantization of the default: group_size 48 is none of 32, 64, 128"),
-        ({"bits": 4, "group_size": 64, "a.b": {"bits": 9}}, "quantization of a.b: bits 9"),
-        ({"bits": 4, "group_size": 64, "a.b": {"bits": "6"}}, "bits must be a whole number"),
-        ({"bits": 8, "group_size": 32, "mode": "mxfp4"}, "bits 8 is none of 4"),
-    ],
-)
-def test_impossible_widths_are_refused_with_the_layer(stated, message):
-    with pytest.raises(CorruptArtifactError, match=message):
-        parsed(quantization=stated)
-
-
-@pytest.mark.parametrize("missing", ["bits", "group_size"])
-def test_a_width_that_nothing_states_is_missed_by_name(missing):
-    stated = {"bits": 4, "group_size": 64}
-    del stated[missing]
-    with pytest.raises(MissingArtifactError, match=f"quantization of the default has no {missing}"):
-        parsed(quantization=stated)
-
-
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [({"quant_method": "gptq", "bits": 4}, "method 'gptq'"), ({"bits": 4, "group_size": 32, "mode": "x"}, "mode 'x'")],
-)
-def test_other_ways_to_quantize_are_refused_by_name(stated, message):
-    with pytest.raises(UnsupportedArtifactError, match=message):
-        parsed(quantization=stated)
