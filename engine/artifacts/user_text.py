@@ -24,7 +24,7 @@ class ControlPatterns:
 
     def __init__(self, control_tokens: Sequence[str]) -> None:
         longest_first = sorted(filter(None, control_tokens), key=len, reverse=True)
-        self._whole = re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))") if longest_first else None
+        self._whole = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._beginnings = {
             token[:end] for token in longest_first if not token[0].isalnum() for end in range(1, len(token))
         }
@@ -37,7 +37,11 @@ class ControlPatterns:
         """Positions of the characters to replace."""
         if self._whole is None:
             return set()
-        found = {match.start() for match in self._whole.finditer(text)}
+        found = set()
+        at = self._whole.search(text)
+        while at is not None:
+            found.add(at.start())
+            at = self._whole.search(text, at.start() + 1)
         for end in {len(text), len(text.rstrip())}:
             starts = range(max(0, end - self._edge + 1), end)
             found.update(start for start in starts if text[start:end] in self._beginnings)
