@@ -9,6 +9,7 @@
     ├── NotFoundError                a model, adapter or generation that is not there
     ├── DuplicateRequestError        the request id is live already
     ├── OverloadedError              a bounded resource is full; carries numbers and a pushback
+    ├── InsufficientMemoryError      one request's state could never fit; carries numbers
     ├── UnavailableError             loading, draining, stopped: try again later
     ├── EngineFailedError            the engine thread died; everything in flight is lost
     ├── GenerationFailedError        one generation failed through our fault; carries a correlation id
@@ -149,6 +150,20 @@ class OverloadedError(EngineError):
         self.used = used
         self.retry_after_seconds = retry_after_seconds
         super().__init__(f"{resource} is full: {used} of {limit}; retry after {retry_after_seconds:g} s")
+
+
+class InsufficientMemoryError(EngineError):
+    """One request's state could never fit beside the weights, even alone. Units: bytes."""
+
+    reason = "INSUFFICIENT_MEMORY"
+
+    def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.budget_bytes = budget_bytes
+        super().__init__(
+            f"prompt and max_tokens need {needed_bytes} bytes of state, and at most {budget_bytes} bytes can be held; "
+            "ask for fewer tokens"
+        )
 
 
 class UnavailableError(EngineError):

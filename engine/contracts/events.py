@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One call. `caller` scopes `request_id`; an empty `request_id` is minted. `model` "" means the served one."""
+    """One call. `caller` scopes `request_id`; an empty `request_id` is minted. `model` "" means the served one.
+
+    A higher `priority` leaves the queue and is prefilled earlier; equals keep their order of arrival.
+    """
 
     prompt: Prompt
     options: GenerateOptions
     request_id: str = ""
     model: str = ""
     caller: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

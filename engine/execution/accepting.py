@@ -9,10 +9,13 @@ import secrets
 import time
 import uuid
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import InsufficientMemoryError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.prompt import ChatPrompt, TextPrompt
+from engine.generation.memory import row_bytes
 from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
 from engine.generation.row import Row
 from engine.generation.text import TextAssembler
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from engine.execution.resident import Resident, TextModel
 
 FRESH_SEED_BITS = 32
+ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Acceptance:
     prompt_ids: list[int]
     options: ResolvedOptions
     execution: ResolvedExecution
+    chunk_is_exact: bool
+    state_bytes: int
 
     def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> Row:
         """A row for the engine thread."""
@@ -48,6 +54,7 @@ class Acceptance:
             tail_split=resident.info.composition.prefill_tail_split,
             submitted_at=submitted_at,
             clock=time.perf_counter,
+            chunk_is_exact=self.chunk_is_exact,
         )
 
     def started(self, resident: Resident) -> GenerationStarted:
@@ -88,7 +95,18 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         prompt_ids=prompt_ids,
         options=options,
         execution=resolve_execution(),
+        chunk_is_exact=request.options.prefill_chunk_size is not None,
+        state_bytes=_state_bytes(resident, len(prompt_ids) + options.max_tokens),
     )
+
+
+def _state_bytes(resident: Resident, tokens: int) -> int:
+    """What the row will hold at its longest; refused when that could never fit."""
+    element_bytes = ELEMENT_BYTES[resident.info.composition.compute_dtype]
+    needed = row_bytes(resident.info.geometry, tokens, element_bytes)
+    if needed > resident.state_bytes:
+        raise InsufficientMemoryError(needed_bytes=needed, budget_bytes=resident.state_bytes)
+    return needed
 
 
 def prompt_to_ids(text: TextModel, prompt: Prompt) -> tuple[str, list[int]]:

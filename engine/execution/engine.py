@@ -173,7 +173,7 @@ class Engine:
         acceptance = await self._in_text_pool(accept, resident, request)
         self._ready()
         self._refuse_duplicate(request.caller, acceptance.request_id)
-        return self._submit(resident, request.caller, acceptance, submitted_at)
+        return self._submit(resident, request, acceptance, submitted_at)
 
     def abort(self, *, caller: str, request_id: str = "", generation_id: str = "") -> Generation | None:
         """Raise the abort signal of the caller's live generation of that id; None if there is none."""
@@ -209,8 +209,10 @@ class Engine:
         tokenizer = self._resolve_model(model).text.tokenizer
         return [tokenizer.token_bytes(token) for token in ids]
 
-    def _submit(self, resident: Resident, caller: str, acceptance: Acceptance, submitted_at: float) -> Generation:
-        key = (caller, acceptance.request_id)
+    def _submit(
+        self, resident: Resident, request: GenerationRequest, acceptance: Acceptance, submitted_at: float
+    ) -> Generation:
+        key = (request.caller, acceptance.request_id)
         mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
         controller = AbortController()
         generation = Generation(
@@ -222,7 +224,16 @@ class Engine:
         row = acceptance.open_row(resident, controller.signal, submitted_at)
         if self._thread is None:
             raise UnavailableError("stopped")
-        self._thread.submit(Job(row=row, mailbox=mailbox, started=acceptance.started(resident)))
+        self._thread.submit(
+            Job(
+                row=row,
+                mailbox=mailbox,
+                started=acceptance.started(resident),
+                caller=request.caller,
+                priority=request.priority,
+                predicted_bytes=acceptance.state_bytes,
+            )
+        )
         self._live[key] = (generation, acceptance.generation_id)
         return generation
 

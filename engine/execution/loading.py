@@ -20,8 +20,10 @@ from engine.contracts.composition import Composition
 from engine.contracts.model import ModelInfo
 from engine.contracts.options import ResolvedOptions
 from engine.execution.resident import refuse_when_stopping
+from engine.execution.scheduler import Limits
 from engine.generation.autoregressive import run_packed_step
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
+from engine.generation.memory import state_budget_bytes
 from engine.generation.row import Row
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.generation.text import TextAssembler
@@ -42,18 +44,19 @@ if TYPE_CHECKING:
 DENSE_DTYPES: Mapping[str, ComputeDtype] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 STEPS_BETWEEN_CLEARING = 256
 WARM_UP_TOKENS = 3
+MIXED_PREFILL_TOKENS = 16
+"""Prompt tokens of a CPU step in which somebody decodes: each one delays every stream in that step."""
 
 
 class PackedStepper:
     """Drives the packed step of one bound graph. See `engine.execution.thread.Stepper`."""
 
-    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, *, prefill_budget_tokens: int) -> None:
-        """Hold `wired` from first work to idle; `prefill_budget_tokens` bounds the prompt tokens of a step."""
+    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits) -> None:
+        """Hold `wired` from first work to idle."""
         self._binding = binding
         self._wired = wired
         self._steps = 0
-        self.max_rows = binding.composition.max_rows
-        self.prefill_budget_tokens = prefill_budget_tokens
+        self.limits = limits
         self._wired.__enter__()
 
     def make_caches(self) -> list[Cache]:
@@ -135,8 +138,26 @@ def load_model(
         has_chat_template=text.template is not None,
         load_seconds=time.perf_counter() - started_at,
     )
-    stepper = PackedStepper(binding, _wired_scope(binding), prefill_budget_tokens=layout.prefill_step_tokens)
+    stepper = PackedStepper(binding, _wired_scope(binding), _limits(binding, layout, runtime, settings))
     return LoadedModel(stepper=stepper, info=info, binding=binding)
+
+
+def _limits(
+    binding: MlxAutoregressiveBinding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings
+) -> Limits:
+    """What fits beside the weights, asked for once they are resident."""
+    step_tokens = layout.prefill_step_tokens
+    budget = settings.state_bytes
+    if budget is None:
+        budget = state_budget_bytes(
+            binding.geometry, available_bytes=runtime.available_memory_bytes(), step_tokens=step_tokens
+        )
+    return Limits(
+        max_rows=settings.max_rows,
+        prefill_step_tokens=step_tokens,
+        mixed_prefill_tokens=min(step_tokens, MIXED_PREFILL_TOKENS) if runtime.info.device == "cpu" else step_tokens,
+        state_bytes=budget,
+    )
 
 
 def _weights_facts(artifact: Artifact) -> WeightsFacts:

@@ -45,7 +45,8 @@ class EngineSettings:
     """What to load and within which bounds.
 
     `model` is an alias, a Hugging Face id, a folder or a `.gguf` file. `device`, `dtype` and `blas` None mean
-    automatic. `state_dir` keeps compiled kernels and remembered fingerprints.
+    automatic. `state_dir` keeps compiled kernels and remembered fingerprints. `state_bytes` bounds the KV state of
+    all rows together; None leaves it to what is free once the weights are resident.
     """
 
     model: str
@@ -56,6 +57,7 @@ class EngineSettings:
     max_queue: int = 64
     max_rows: int = 32
     prefill_step_tokens: int | None = None
+    state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,12 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A loaded model: its facts, its text half, and how its prompts are cut."""
+    """A loaded model: its facts, its text half, how its prompts are cut, and what its rows may hold together."""
 
     info: ModelInfo
     text: TextModel
     prefill_policy: PrefillPolicy
+    state_bytes: int
 
 
 def open_text_model(settings: EngineSettings) -> TextModel:
@@ -131,8 +134,15 @@ def load_on_engine_thread(
             weights_fingerprint, text_model.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
         )
         loaded = loading.load_model(text_model, runtime, settings, fingerprint.result, is_stopping, started_at)
-    report(Resident(info=loaded.info, text=text_model, prefill_policy=loaded.binding.prefill_policy))
     stepper: Stepper = loaded.stepper
+    report(
+        Resident(
+            info=loaded.info,
+            text=text_model,
+            prefill_policy=loaded.binding.prefill_policy,
+            state_bytes=stepper.limits.state_bytes,
+        )
+    )
     return stepper
 
 

@@ -1,41 +1,143 @@
-"""Which rows take part in the next step: a pure policy over what rows say of themselves. Units: tokens.
+"""Who waits, who runs, and who takes part in the next step: a pure policy. Units: tokens and bytes.
 
-Every decoding row steps every time. Prefilling rows follow in order of admission while the step's budget of prompt
-tokens lasts; the first one always moves, whatever its chunk, so that explicit chunk sizes stay exact.
+Admission: higher priority first, then the caller with the fewest running rows, then order of arrival; a head that does
+not fit into memory yet blocks, so that nobody overtakes it for ever. Prefill: each prompt has a turn, the work that
+had been served when it came plus its own length, and the earliest turn goes first. A short prompt so passes a long one
+at once, equals keep their order, and nobody's turn can be put off.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
 
 class Schedulable(Protocol):
-    """What the policy sees of a row."""
+    """What the policy sees of a generation."""
+
+    @property
+    def priority(self) -> int:
+        """Higher goes first."""
+
+    @property
+    def caller(self) -> str:
+        """Whose it is."""
+
+    @property
+    def predicted_bytes(self) -> int:
+        """State that it will hold at its longest."""
 
     @property
     def is_prefilling(self) -> bool:
         """Whether prompt tokens remain."""
 
     @property
-    def next_width(self) -> int:
-        """Tokens that the row's next unit will hold."""
+    def unfed_tokens(self) -> int:
+        """Prompt tokens that remain."""
+
+    def next_width(self, limit_tokens: int) -> int:
+        """Tokens of its next unit when `limit_tokens` may be spent; more than the limit if its chunk is exact."""
 
 
-RowT = TypeVar("RowT", bound=Schedulable)
+JobT = TypeVar("JobT", bound=Schedulable)
 
 
-def plan_step(rows: Sequence[RowT], *, prefill_budget_tokens: int) -> list[RowT]:
-    """Choose the rows of the next step, decoding rows first, each group in order of admission."""
-    chosen = [row for row in rows if not row.is_prefilling]
-    spent = 0
-    for row in rows:
-        if not row.is_prefilling:
-            continue
-        if spent and spent + row.next_width > prefill_budget_tokens:
-            break
-        chosen.append(row)
-        spent += row.next_width
-    return chosen
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one engine may hold and do at once.
+
+    `prefill_step_tokens` bounds the prompt tokens of a step in which nobody decodes, `mixed_prefill_tokens` of one in
+    which somebody does. `state_bytes` bounds the predicted state of all running rows.
+    """
+
+    max_rows: int
+    prefill_step_tokens: int
+    mixed_prefill_tokens: int
+    state_bytes: int
+
+
+@dataclass(slots=True)
+class _Entry(Generic[JobT]):
+    job: JobT
+    arrival: int
+    turn: int = 0
+
+
+class Scheduler(Generic[JobT]):
+    """The queue and the rows of one engine. Holds no arrays, no clock and no lock."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Start empty."""
+        self._limits = limits
+        self._waiting: list[_Entry[JobT]] = []
+        self._running: list[_Entry[JobT]] = []
+        self._arrivals = 0
+        self._served_tokens = 0
+
+    def __len__(self) -> int:
+        """Jobs waiting or running."""
+        return len(self._waiting) + len(self._running)
+
+    def __iter__(self) -> Iterator[JobT]:
+        """Every job, running ones first."""
+        return (entry.job for entry in (*self._running, *self._waiting))
+
+    @property
+    def running(self) -> list[JobT]:
+        """Jobs that hold a row, in order of admission."""
+        return [entry.job for entry in self._running]
+
+    @property
+    def waiting(self) -> list[JobT]:
+        """Jobs in the queue, in order of arrival."""
+        return [entry.job for entry in self._waiting]
+
+    def submit(self, job: JobT) -> None:
+        """Put a job into the queue."""
+        self._waiting.append(_Entry(job, self._arrivals))
+        self._arrivals += 1
+
+    def remove(self, job: JobT) -> None:
+        """Forget a job, wherever it stands."""
+        self._waiting = [entry for entry in self._waiting if entry.job is not job]
+        self._running = [entry for entry in self._running if entry.job is not job]
+
+    def admit(self) -> list[JobT]:
+        """Move jobs from the queue into rows while rows and memory last."""
+        admitted = []
+        while self._waiting and len(self._running) < self._limits.max_rows:
+            entry = self._next_waiting()
+            held = sum(other.job.predicted_bytes for other in self._running)
+            if self._running and held + entry.job.predicted_bytes > self._limits.state_bytes:
+                break
+            self._waiting.remove(entry)
+            entry.turn = self._served_tokens + entry.job.unfed_tokens
+            self._running.append(entry)
+            admitted.append(entry.job)
+        return admitted
+
+    def plan(self) -> list[tuple[JobT, int]]:
+        """The jobs of the next step and the width of each one's unit: all that decode, then prompts by turn."""
+        plan = [(entry.job, 1) for entry in self._running if not entry.job.is_prefilling]
+        budget = self._limits.mixed_prefill_tokens if plan else self._limits.prefill_step_tokens
+        spent = 0
+        for entry in sorted((e for e in self._running if e.job.is_prefilling), key=_by_turn):
+            width = entry.job.next_width(max(1, budget - spent))
+            if spent and spent + width > budget:
+                break
+            plan.append((entry.job, width))
+            spent += width
+        self._served_tokens += spent
+        return plan
+
+    def _next_waiting(self) -> _Entry[JobT]:
+        rows_of = Counter(entry.job.caller for entry in self._running)
+        return min(self._waiting, key=lambda e: (-e.job.priority, rows_of[e.job.caller], e.arrival))
+
+
+def _by_turn(entry: _Entry[JobT]) -> tuple[int, int, int]:
+    return -entry.job.priority, entry.turn, entry.arrival

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,7 +20,7 @@ from engine.contracts.errors import (
 )
 from engine.contracts.events import PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason
-from engine.execution.scheduler import plan_step
+from engine.execution.scheduler import Limits, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAILED_STEPS_LIMIT = 3
-"""Steps that fail in a row, without one that works, before the device is taken for dead."""
+"""Rows that fail alone, one after the other and without a step that works, before the device is taken for dead."""
 
 QUEUE_RETRY_SECONDS = 1.0
 
@@ -43,12 +42,8 @@ class Stepper(Protocol):
     """What the thread drives once a model is resident. Every call comes from the engine thread."""
 
     @property
-    def max_rows(self) -> int:
-        """Rows that may share a step."""
-
-    @property
-    def prefill_budget_tokens(self) -> int:
-        """Prompt tokens that one step may hold beside the decoding rows."""
+    def limits(self) -> Limits:
+        """What may be held and done at once."""
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
@@ -66,13 +61,30 @@ class Stepper(Protocol):
         """Release the model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """One accepted generation on its way through the engine."""
+    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`."""
 
     row: Row
     mailbox: Mailbox
     started: GenerationStarted
+    caller: str = ""
+    priority: int = 0
+    predicted_bytes: int = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens remain."""
+        return self.row.is_prefilling
+
+    @property
+    def unfed_tokens(self) -> int:
+        """Prompt tokens that remain."""
+        return self.row.unfed_tokens
+
+    def next_width(self, limit_tokens: int) -> int:
+        """Tokens of the next unit."""
+        return self.row.next_width(limit_tokens)
 
 
 class EngineThread:
@@ -97,9 +109,9 @@ class EngineThread:
         self._incoming: list[Job] = []
         self._stopping = False
         self._ended = False
+        self._jobs = Scheduler[Job](Limits(max_rows=0, prefill_step_tokens=1, mixed_prefill_tokens=1, state_bytes=0))
         self._max_rows = 0
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
+        self._suspects: list[Job] = []
         self._failed_steps = 0
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
@@ -118,7 +130,7 @@ class EngineThread:
         with self._changed:
             if self._stopping or self._ended:
                 raise UnavailableError("stopped")
-            queued = len(self._incoming) + len(self._waiting) + len(self._running) - self._max_rows
+            queued = len(self._incoming) + len(self._jobs) - self._max_rows
             if queued >= self._max_queue:
                 raise OverloadedError(
                     "the queue", limit=self._max_queue, used=queued, retry_after_seconds=QUEUE_RETRY_SECONDS
@@ -146,7 +158,8 @@ class EngineThread:
         fault: EngineError | None = None
         try:
             stepper = self._load()
-            self._max_rows = stepper.max_rows
+            self._jobs = Scheduler(stepper.limits)
+            self._max_rows = stepper.limits.max_rows
             try:
                 while self._turn(stepper):
                     pass
@@ -165,10 +178,9 @@ class EngineThread:
         """Refuse what comes, and end everything that is still here: nobody may wait for a thread that is gone."""
         with self._changed:
             self._ended = True
-            jobs = [*self._running, *self._waiting, *self._incoming]
+            jobs = [*self._jobs, *self._incoming]
             self._incoming.clear()
-        self._running, self._busy_since = [], None
-        self._waiting.clear()
+        self._busy_since = None
         error = fault or UnavailableError("stopped", "the service is shutting down")
         self._dispatcher.deliver([(job.mailbox, job.row.finished(FinishReason.ERROR, error=error)) for job in jobs])
         self._dispatcher.call(self._on_end, fault)
@@ -177,21 +189,21 @@ class EngineThread:
         """One round: take commands, drop aborted rows, admit, step. Returns False when it is time to end."""
         if not self._take_commands(stepper):
             return False
-        events = self._drop_aborted()
-        events += self._admit(stepper)
-        self._dispatcher.deliver(events)
-        if self._running:
-            self._dispatcher.deliver(self._step(stepper))
+        self._dispatcher.deliver([*self._drop_aborted(), *self._admit(stepper)])
+        plan = self._plan()
+        if plan:
+            self._dispatcher.deliver(self._step(stepper, plan))
         return True
 
     def _take_commands(self, stepper: Stepper) -> bool:
-        if not (self._waiting or self._running):
+        if not len(self._jobs):
             self._sleep_until_work(stepper)
         self._busy_since = self._clock()
         with self._changed:
-            self._waiting.extend(self._incoming)
+            for job in self._incoming:
+                self._jobs.submit(job)
             self._incoming.clear()
-            return bool(self._waiting or self._running or not self._stopping)
+            return bool(len(self._jobs) or not self._stopping)
 
     def _sleep_until_work(self, stepper: Stepper) -> None:
         with self._changed:
@@ -204,40 +216,51 @@ class EngineThread:
         stepper.resume()
 
     def _drop_aborted(self) -> list[tuple[Mailbox, GenerationEvent]]:
-        gone = [job for job in (*self._running, *self._waiting) if job.row.signal.aborted]
         events: list[tuple[Mailbox, GenerationEvent]] = []
-        for job in gone:
+        for job in [job for job in self._jobs if job.row.signal.aborted]:
             text, finished = job.row.aborted()
             self._remove(job)
             events += _told(job, [TokensGenerated((), text)] if text else [], finished)
         return events
 
     def _admit(self, stepper: Stepper) -> list[tuple[Mailbox, GenerationEvent]]:
-        events: list[tuple[Mailbox, GenerationEvent]] = []
-        while self._waiting and len(self._running) < stepper.max_rows:
-            job = self._waiting.popleft()
+        admitted = self._jobs.admit()
+        for job in admitted:
             job.row.admit(stepper.make_caches())
-            self._running.append(job)
-            events.append((job.mailbox, job.started))
-        return events
+        return [(job.mailbox, job.started) for job in admitted]
 
-    def _step(self, stepper: Stepper) -> list[tuple[Mailbox, GenerationEvent]]:
-        jobs = {job.row: job for job in self._running}
-        rows = plan_step(list(jobs), prefill_budget_tokens=stepper.prefill_budget_tokens)
+    def _plan(self) -> list[Job]:
+        """The jobs of the next step; after a failed one each suspect goes alone, until it is known to be sound."""
+        if self._suspects:
+            return self._suspects[:1]
+        plan = self._jobs.plan()
+        for job, width in plan:
+            job.row.limit_next_unit(width)
+        return [job for job, _ in plan]
+
+    def _step(self, stepper: Stepper, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
         try:
-            drawn = stepper.step(rows)
+            drawn = stepper.step([job.row for job in jobs])
         except Exception:
-            return self._failed_step([jobs[row] for row in rows])
+            return self._failed_step(stepper, jobs)
         self._failed_steps = 0
-        return [event for row, token in zip(rows, drawn, strict=True) for event in self._advance(jobs[row], token)]
+        if self._suspects and not jobs[0].row.is_replaying:
+            self._suspects.remove(jobs[0])
+        return [event for job, token in zip(jobs, drawn, strict=True) for event in self._advance(job, token)]
 
-    def _failed_step(self, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
+    def _failed_step(self, stepper: Stepper, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
+        """A row that fails alone is guilty and ends; rows that failed together are tried one by one, from their ids."""
         correlation_id = _correlation_id()
         logger.exception("a step of %d rows failed (correlation id %s)", len(jobs), correlation_id)
+        if len(jobs) > 1:
+            for job in jobs:
+                job.row.restart(stepper.make_caches())
+            self._suspects = list(jobs)
+            return []
         self._failed_steps += 1
         if self._failed_steps >= FAILED_STEPS_LIMIT:
             raise EngineFailedError(correlation_id)
-        return [event for job in jobs for event in self._fail(job, GenerationFailedError(correlation_id))]
+        return self._fail(jobs[0], GenerationFailedError(correlation_id))
 
     def _advance(self, job: Job, token: int | None) -> list[tuple[Mailbox, GenerationEvent]]:
         """Commit one row's token; a fault in its text or stop rules ends this row alone."""
@@ -264,14 +287,13 @@ class EngineThread:
         return _told(job, [], finished)
 
     def _remove(self, job: Job) -> None:
-        if job in self._running:
-            self._running.remove(job)
-        else:
-            self._waiting.remove(job)
+        self._jobs.remove(job)
+        if job in self._suspects:
+            self._suspects.remove(job)
         job.row.close()
 
     def _release(self) -> None:
-        for job in self._running:
+        for job in self._jobs:
             job.row.close()
 
 

@@ -45,8 +45,20 @@ class Row:
         tail_split: bool,
         submitted_at: float,
         clock: Callable[[], float],
+        chunk_is_exact: bool = False,
     ) -> None:
-        """Take a validated prompt and resolved options; `submitted_at` is the clock at submission."""
+        """Take a validated prompt and resolved options.
+
+        Args:
+            prompt: token ids.
+            options: what runs.
+            signal: the abort signal.
+            text: this row's detokenizer and stop rule.
+            tail_split: whether the last prompt token runs alone.
+            submitted_at: the clock at submission.
+            clock: seconds, from any origin.
+            chunk_is_exact: `options.prefill_chunk_size` was asked for and is never narrowed.
+        """
         self.options = options
         self.signal = signal
         self.caches: list[Cache] = []
@@ -54,10 +66,13 @@ class Row:
         self._text = text
         self._tail_split = tail_split
         self._clock = clock
+        self._chunk_is_exact = chunk_is_exact
         self._submitted_at = submitted_at
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
-        self._prefilled = 0
+        self._unit_limit: int | None = None
+        self._fed = self._prompt
+        self._fed_tokens = 0
         self._generated: list[int] = []
 
     @property
@@ -68,39 +83,64 @@ class Row:
     @property
     def prefilled_tokens(self) -> int:
         """Prompt tokens whose state has been written."""
-        return self._prefilled
+        return min(self._fed_tokens, len(self._prompt))
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether prompt tokens remain."""
-        return self._prefilled < len(self._prompt)
+        """Whether tokens that are known already remain to be fed."""
+        return self._fed_tokens < len(self._fed)
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the state of tokens that were sampled before is being rebuilt."""
+        return self.is_prefilling and bool(self._generated)
+
+    @property
+    def unfed_tokens(self) -> int:
+        """Known tokens that remain to be fed."""
+        return len(self._fed) - self._fed_tokens
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens that the state will hold at most."""
+        return len(self._prompt) + self.options.max_tokens
 
     @property
     def next_index(self) -> int:
         """Completion index of the token that will be sampled next."""
         return len(self._generated)
 
-    @property
-    def next_width(self) -> int:
-        """Tokens that the next unit will hold."""
-        return self._prefill_step().tokens if self.is_prefilling else 1
+    def next_width(self, limit_tokens: int) -> int:
+        """Tokens of the next unit when `limit_tokens` may be spent; an exact chunk may pass the limit."""
+        return self._prefill_step(limit_tokens).tokens if self.is_prefilling else 1
 
     def admit(self, caches: list[Cache]) -> None:
         """Take fresh caches and start the clock of the prefill."""
         self.caches = caches
         self._admitted_at = self._clock()
 
+    def limit_next_unit(self, tokens: int) -> None:
+        """Let the next unit be no wider than `tokens`, unless its chunk is exact."""
+        self._unit_limit = tokens
+
     def next_unit(self) -> RowUnit:
         """The work that follows."""
         if not self.is_prefilling:
             return RowUnit((self._generated[-1],), samples=True)
-        step = self._prefill_step()
-        return RowUnit(self._prompt[step.start : step.end], samples=step.final)
+        step = self._prefill_step(self._unit_limit)
+        return RowUnit(self._fed[step.start : step.end], samples=step.final and not self._generated)
 
     def settle(self, unit: RowUnit) -> None:
         """Record that the state of `unit` has been written."""
         if self.is_prefilling:
-            self._prefilled += len(unit.tokens)
+            self._fed_tokens += len(unit.tokens)
+
+    def restart(self, caches: list[Cache]) -> None:
+        """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost."""
+        self.close()
+        self.caches = caches
+        self._fed = self._prompt + tuple(self._generated[:-1])
+        self._fed_tokens = 0
 
     def commit(self, token: int) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
@@ -143,7 +183,7 @@ class Row:
         return GenerateStats(
             prompt_tokens=len(self._prompt),
             generated_tokens=len(self._generated),
-            prefill_tps=tokens_per_second(self._prefilled, prefill_ms),
+            prefill_tps=tokens_per_second(self.prefilled_tokens, prefill_ms),
             decode_tps=tokens_per_second(len(self._generated), decode_ms),
             prefill_ms=prefill_ms,
             decode_ms=decode_ms,
@@ -161,13 +201,13 @@ class Row:
     def _cache_tokens(self) -> tuple[int, ...]:
         """Tokens whose state is written: a sampled token is written only when its successor is computed."""
         if self.is_prefilling:
-            return self._prompt[: self._prefilled]
+            return self._fed[: self._fed_tokens]
         return self._prompt + tuple(self._generated[:-1])
 
-    def _prefill_step(self) -> PrefillStep:
+    def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
+        chunk = self.options.prefill_chunk_size
+        if limit_tokens is not None and not self._chunk_is_exact:
+            chunk = min(chunk, limit_tokens)
         return next_prefill_step(
-            length=len(self._prompt),
-            position=self._prefilled,
-            chunk_size=self.options.prefill_chunk_size,
-            tail_split=self._tail_split,
+            length=len(self._fed), position=self._fed_tokens, chunk_size=chunk, tail_split=self._tail_split
         )

@@ -14,6 +14,7 @@ from engine.contracts.errors import (
     EngineFailedError,
     GenerationAborted,
     GenerationFailedError,
+    InsufficientMemoryError,
     InvalidRequestError,
     NotFoundError,
     OverloadedError,
@@ -39,7 +40,9 @@ def folder(tmp_path_factory):
 
 
 def settings(folder, tmp_path, **changes):
-    return EngineSettings(**({"model": str(folder), "state_dir": tmp_path / "state", "max_rows": 8, "device": "cpu"} | changes))
+    return EngineSettings(
+        **({"model": str(folder), "state_dir": tmp_path / "state", "max_rows": 8, "device": "cpu"} | changes)
+    )
 
 
 @pytest.fixture
@@ -245,8 +248,7 @@ async def test_a_storm_of_aborts_leaves_nothing_behind(engine):
     ends = await asyncio.gather(*(one(index) for index in range(60)))
     assert {end.finish_reason for end in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH}
     assert engine._live == {}
-    assert engine._thread._running == []
-    assert not engine._thread._waiting
+    assert len(engine._thread._jobs) == 0
     assert (await run(engine, tokens(1, 4), max_tokens=2, eos_token_ids=()))[1]
 
 
@@ -329,6 +331,43 @@ async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, 
     assert isinstance(end.error, GenerationFailedError)
     assert "secret" not in str(end.error)
     assert (await run(engine, tokens(1, 4), max_tokens=4, eos_token_ids=()))[3].error is None
+
+
+async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(engine, monkeypatch):
+    from engine.execution import loading
+
+    options = {"temperature": 0.9, "seed": 3, "max_tokens": 30, "eos_token_ids": ()}
+    wanted = [(await run(engine, tokens(seed, 30), **options))[1] for seed in (1, 2)]
+    real, steps = loading.run_packed_step, []
+
+    def faulty(binding, rows):
+        steps.append(len(rows))
+        if len(steps) == 12:
+            raise RuntimeError("a passing fault")
+        return real(binding, rows)
+
+    monkeypatch.setattr(loading, "run_packed_step", faulty)
+    found = await asyncio.gather(*(run(engine, tokens(seed, 30), **options) for seed in (1, 2)))
+    assert steps[11] == 2
+    assert [ids for _, ids, _, _ in found] == wanted
+
+
+async def test_a_request_whose_state_could_never_fit_is_refused_with_numbers(folder, tmp_path):
+    engine = Engine(settings(folder, tmp_path, state_bytes=2 * 2 * 2 * 16 * 4 * 256 - 1))
+    await engine.start()
+    with pytest.raises(InsufficientMemoryError) as caught:
+        await run(engine, tokens(1, 4), max_tokens=2)
+    assert caught.value.needed_bytes == caught.value.budget_bytes + 1
+    await engine.stop()
+
+
+async def test_rows_wait_while_the_state_of_others_fills_the_memory(folder, tmp_path):
+    engine = Engine(settings(folder, tmp_path, state_bytes=2 * 2 * 2 * 16 * 4 * 256))
+    await engine.start()
+    ends = await asyncio.gather(*(run(engine, tokens(seed, 9), max_tokens=5, eos_token_ids=()) for seed in range(4)))
+    assert all(end.finish_reason is FinishReason.LENGTH for _, _, _, end in ends)
+    assert sum(end.stats.queue_ms > end.stats.prefill_ms for _, _, _, end in ends) >= 2
+    await engine.stop()
 
 
 async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, monkeypatch):

@@ -17,6 +17,7 @@ from engine.contracts.errors import (
 from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
 from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.scheduler import Limits
 from engine.execution.thread import EngineThread, Job
 
 STARTED = object.__new__(GenerationStarted)
@@ -41,11 +42,25 @@ class FakeRow:
         self.faulty = faulty
         self.tokens = []
         self.closed = 0
-        self.next_width = 1
+        self.restarts = 0
+        self.is_replaying = False
 
     @property
     def is_prefilling(self):
         return self.prefilled_tokens < self.prompt_tokens
+
+    @property
+    def unfed_tokens(self):
+        return self.prompt_tokens - self.prefilled_tokens
+
+    def next_width(self, limit_tokens):
+        return 1
+
+    def limit_next_unit(self, tokens):
+        pass
+
+    def restart(self, caches):
+        self.restarts += 1
 
     def admit(self, caches):
         self.caches = caches
@@ -70,10 +85,10 @@ class FakeRow:
 
 
 class FakeStepper:
-    max_rows = 2
-    prefill_budget_tokens = 8
+    limits = Limits(max_rows=2, prefill_step_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9)
 
     def __init__(self):
+        self.guilty = None
         self.gate = threading.Semaphore(0)
         self.gated = False
         self.faults = 0
@@ -91,6 +106,8 @@ class FakeStepper:
         if self.faults:
             self.faults -= 1
             raise RuntimeError("the device hiccuped")
+        if self.guilty in rows:
+            raise RuntimeError("this row is poison")
         drawn = []
         for row in rows:
             if row.is_prefilling:
@@ -180,7 +197,34 @@ async def test_a_fault_in_one_rows_text_ends_that_row_alone(harness):
     assert (good.row.closed, bad.row.closed) == (1, 1)
 
 
-async def test_a_failed_step_ends_its_rows_and_the_engine_goes_on(harness):
+async def test_a_failing_shared_step_ends_the_guilty_row_alone(harness):
+    harness.stepper.gated = True
+    first, _ = harness.submit(length=6)
+    bad, _ = harness.submit(length=6)
+    harness.stepper.gate.release(2)
+    await until(lambda: harness.stepper.steps == 2)
+    harness.stepper.guilty = bad.row
+    harness.stepper.gate.release(100)
+    assert isinstance((await end_of(bad)).error, GenerationFailedError)
+    good = await end_of(first)
+    assert (good.finish_reason, good.stats.generated_tokens) == (FinishReason.LENGTH, 6)
+    assert first.row.restarts == 1
+    assert harness.thread._suspects == []
+    after, _ = harness.submit()
+    assert (await end_of(after)).finish_reason is FinishReason.LENGTH
+
+
+async def test_a_passing_fault_of_a_shared_step_ends_nobody(harness):
+    harness.stepper.gated = True
+    jobs = [harness.submit(length=6)[0] for _ in range(2)]
+    harness.stepper.gate.release(2)
+    await until(lambda: harness.stepper.steps == 2)
+    harness.stepper.faults = 1
+    harness.stepper.gate.release(100)
+    assert [(await end_of(job)).finish_reason for job in jobs] == [FinishReason.LENGTH] * 2
+
+
+async def test_a_row_that_fails_alone_ends_and_the_engine_goes_on(harness):
     harness.stepper.faults = 1
     job, _ = harness.submit()
     error = (await end_of(job)).error

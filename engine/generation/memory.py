@@ -1,0 +1,40 @@
+"""Predicts the bytes of a row's state and of a step's workspace, from geometry alone. Units: bytes and tokens.
+
+Source: reference, autoregressive §4.3, with what our plain caches really keep: all positions, in steps of growth.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
+
+if TYPE_CHECKING:
+    from engine.contracts.graph import GraphGeometry
+
+GROWTH_TOKENS = 256
+WORKSPACE_BYTES_PER_TOKEN = 550_000
+USABLE_SHARE = 0.75
+"""Of the memory that is available once the weights are resident, this much may be planned with."""
+
+
+def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:
+    """Bytes that one token adds to a row's plain caches, all layers together."""
+    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element_bytes
+
+
+def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:
+    """Bytes of a row's plain caches when they hold `tokens`."""
+    capacity = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+    return capacity * kv_bytes_per_token(geometry, element_bytes)
+
+
+def workspace_bytes(geometry: GraphGeometry, step_tokens: int) -> int:
+    """Bytes that one step needs beside weights and state, at the longest context."""
+    width = min(step_tokens, geometry.context_length)
+    return width * WORKSPACE_BYTES_PER_TOKEN + sdpa_fallback_bytes(geometry, width, geometry.context_length)
+
+
+def state_budget_bytes(geometry: GraphGeometry, *, available_bytes: int, step_tokens: int) -> int:
+    """Bytes that the states of all rows may hold, of `available_bytes` free once the weights are resident."""
+    return max(0, int(available_bytes * USABLE_SHARE) - workspace_bytes(geometry, step_tokens))

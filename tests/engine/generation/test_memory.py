@@ -1,0 +1,45 @@
+"""Predicted bytes against what real caches hold, and the budget's arithmetic."""
+
+import mlx.core as mx
+import pytest
+
+from engine.contracts.composition import COMPOSITION_DEFAULTS
+from engine.contracts.graph import GraphGeometry
+from engine.generation.memory import row_bytes, state_budget_bytes, workspace_bytes
+from engine.state.build import build_caches
+
+
+def geometry(head_dim=16, window=0):
+    return GraphGeometry(
+        vocab_size=10,
+        hidden_size=8,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=head_dim,
+        context_length=4096,
+        layer_types=("sliding_attention" if window else "full_attention",) * 3,
+        sliding_window=window,
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("window", [0, 8])
+def test_the_prediction_equals_what_the_caches_hold(tokens, dtype, window):
+    caches = build_caches(geometry(window=window), COMPOSITION_DEFAULTS)
+    for cache in caches:
+        keys = mx.zeros((1, 2, tokens, 16), dtype=dtype)
+        cache.attend(mx.zeros((1, 4, tokens, 16), dtype=dtype), keys, keys, scale=1.0)
+    assert sum(cache.nbytes for cache in caches) == row_bytes(geometry(), tokens, dtype.size)
+
+
+def test_the_workspace_counts_scores_only_where_no_fused_kernel_serves():
+    assert workspace_bytes(geometry(head_dim=64), 64) == 64 * 550_000
+    assert workspace_bytes(geometry(head_dim=256), 64) == 64 * 550_000 + 4 * 64 * 4096 * 2
+
+
+def test_the_budget_leaves_a_quarter_and_the_workspace():
+    budget = state_budget_bytes(geometry(head_dim=64), available_bytes=10**9, step_tokens=64)
+    assert budget == 750_000_000 - 64 * 550_000
+    assert state_budget_bytes(geometry(head_dim=64), available_bytes=1000, step_tokens=64) == 0
