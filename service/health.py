@@ -29,27 +29,29 @@ class Health:
         """Answers for the process and for `service_names`."""
         self._names = ("", *service_names)
         self._servicer = health.aio.HealthServicer()
-        self._serving: bool | None = None
+        self._serving = False
 
     async def attach(self, server: grpc.aio.Server) -> None:
         """Answer on `server`. Call before the server starts: the library's servicer begins as SERVING."""
-        await self.report(serving=False)
+        await self._set(serving=False)
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def report(self, *, serving: bool) -> None:
         """Tell probes and watchers, if it is news."""
-        if serving == self._serving:
-            return
-        self._serving = serving
-        response = health_pb2.HealthCheckResponse
-        for name in self._names:
-            await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
-        logger.info("health", extra={"fields": {"serving": serving}})
+        if serving != self._serving:
+            logger.info("health", extra={"fields": {"serving": serving}})
+            await self._set(serving=serving)
 
     async def close(self) -> None:
         """NOT_SERVING for good."""
         await self.report(serving=False)
         await self._servicer.enter_graceful_shutdown()
+
+    async def _set(self, *, serving: bool) -> None:
+        self._serving = serving
+        response = health_pb2.HealthCheckResponse
+        for name in self._names:
+            await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
 
 
 async def follow_engine(engine: Engine, health: Health, *, stall_seconds: float) -> None:

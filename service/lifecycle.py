@@ -85,7 +85,7 @@ async def run_server(
         model = await before(signals.first, load(engine))
         if model is not None:
             await serve(engine, health, signals, stall_seconds=settings.health_stall_seconds, model=model, at=address)
-        await drain(live, health, signals, grace_seconds=settings.shutdown_grace_seconds)
+            await drain(live, health, signals, grace_seconds=settings.shutdown_grace_seconds)
     except BindError as error:
         raise StartError(str(error)) from None
     finally:
