@@ -1,6 +1,7 @@
 """Text to token ids and back, over one `tokenizers` pipeline, the same wherever the vocabulary came from.
 
 Control tokens (BOS, turn marks and the like) are the added tokens that are flagged special; they contribute no text.
+Other added tokens are ordinary text that is always found whole.
 Safe to share between threads, and long texts are encoded with the interpreter free. Lengths of bytes are bytes,
 positions in text are characters. Not here: chat templates, and reading the files (`tokenizer_files`, `tokenizer_gguf`).
 """
@@ -33,12 +34,17 @@ class Tokenizer:
         pipeline: Pipeline,
         rule: DecodingRule,
         *,
+        vocab_size: int,
         bos_token_id: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
-        """Take over `pipeline`; its truncation and padding are switched off, since they would change prompts."""
+        """Take over `pipeline`; its truncation and padding are switched off, since they would change prompts.
+
+        `vocab_size` is one more than the greatest id.
+        """
         pipeline.no_truncation()
         pipeline.no_padding()
+        self.vocab_size = vocab_size
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         self._pipeline = pipeline
@@ -48,7 +54,6 @@ class Tokenizer:
         self._twins: dict[str, MarkedTwin] = {}
         self._bytes: dict[int, bytes] = {}
         self.control_token_ids: frozenset[int] = frozenset(id_ for id_, token in self._added.items() if token.special)
-        self.vocab_size: int = max(pipeline.get_vocab_size(with_added_tokens=False), max(self._added, default=-1) + 1)
 
     @functools.cached_property
     def control_patterns(self) -> ControlPatterns:

@@ -34,10 +34,11 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     pipeline = _read_pipeline(folder)
     decoder = pipeline.decoder
     rule = classify_decoder(None if decoder is None else json.loads(decoder.__getstate__()), file=TOKENIZER_FILE)
-    special = _read_if_there(folder / SPECIAL_TOKENS_FILE) | _read_if_there(folder / TOKENIZER_CONFIG_FILE)
+    special = _special_tokens(folder)
     bos, eos = (_id_of(pipeline, special.get(name)) for name in ("bos_token", "eos_token"))
     _flag_controls(pipeline, special, always={bos, eos})
-    return Tokenizer(pipeline, rule, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
+    size = max(pipeline.get_vocab().values(), default=-1) + 1
+    return Tokenizer(pipeline, rule, vocab_size=size, bos_token_id=bos, eos_token_ids=() if eos is None else (eos,))
 
 
 def _read_pipeline(folder: Path) -> Pipeline:
@@ -59,8 +60,14 @@ def _read_pipeline(folder: Path) -> Pipeline:
         raise CorruptArtifactError(TOKENIZER_FILE, "is not a tokenizer that can be read") from None
 
 
-def _read_if_there(path: Path) -> dict[str, object]:
-    return read_object(path, limit_bytes=TOKENIZER_LIMIT_BYTES) if path.is_file() else {}
+def _special_tokens(folder: Path) -> dict[str, object]:
+    """What the tokenizer configuration says, over what the special tokens map says."""
+    found: dict[str, object] = {}
+    for name in (SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE):
+        if (folder / name).is_file():
+            document = read_object(folder / name, limit_bytes=TOKENIZER_LIMIT_BYTES)
+            found |= {key: value for key, value in document.items() if value is not None}
+    return found
 
 
 def _flag_controls(pipeline: Pipeline, special: Mapping[str, object], *, always: set[int | None]) -> None:

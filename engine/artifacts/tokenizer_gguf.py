@@ -92,7 +92,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, file: str) -> Tokenizer:
     pipeline, rule, bos = (_byte_level if kind == "gpt2" else _sentencepiece)(fields, vocabulary)
     pipeline.add_tokens(_added_tokens(vocabulary))
     _add_ends(pipeline, fields, vocabulary, bos=bos)
-    return Tokenizer(pipeline, rule, bos_token_id=vocabulary.bos, eos_token_ids=vocabulary.ends)
+    size = len(vocabulary.tokens)
+    return Tokenizer(pipeline, rule, vocab_size=size, bos_token_id=vocabulary.bos, eos_token_ids=vocabulary.ends)
 
 
 def _vocabulary(fields: Fields) -> _Vocabulary:

@@ -35,7 +35,7 @@ def refused(source: str, **changes: object) -> str:
         ("  {% if true %}\n  a\n  {% endif %}\nb", "  a\nb"),
         ("{%- for m in messages -%} {{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }} {%- endfor -%}",
          "0TrueFalse21FalseTrue2"),
-        ("{% for i in [0, 1, 2, 3] %}{% if i == 1 %}{% continue %}{% elif i > 2 %}{% break %}{% endif %}{{i}}{% endfor %}",
+        ("{% for i in range(4) %}{% if i == 1 %}{% continue %}{% elif i == 3 %}{% break %}{% endif %}{{i}}{% endfor %}",
          "02"),
         ("{% for m in messages if m.role == 'tool' %}x{% else %}none{% endfor %}", "none"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),

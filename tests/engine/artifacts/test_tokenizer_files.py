@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tokenizers import AddedToken, decoders
+from tokenizers import AddedToken, decoders, models
+from tokenizers import Tokenizer as Pipeline
 
 from engine.artifacts.tokenizer_files import open_tokenizer
 from engine.contracts.errors import ArtifactError, CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
@@ -31,7 +32,7 @@ def test_without_a_configuration_no_token_has_a_role(tmp_path: Path) -> None:
 
 
 def test_the_special_tokens_map_speaks_where_the_configuration_is_silent(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, byte_level_pipeline(), eos_token="<|im_end|>")
+    folder = folder_of(tmp_path, byte_level_pipeline(), eos_token="<|im_end|>", bos_token=None)
     (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|im_start|>", "eos_token": "<|end|>"}))
     tokenizer = open_tokenizer(folder)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
@@ -110,3 +111,11 @@ def test_a_decoder_that_has_no_rule_is_refused(tmp_path: Path) -> None:
     pipeline.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedArtifactError, match="WordPiece"):
         tokenizer_of(tmp_path, pipeline)
+
+
+def test_ids_with_holes_between_them_are_all_in_the_vocabulary(tmp_path: Path) -> None:
+    pipeline = Pipeline(models.BPE({"a": 0, "b": 2, "c": 7}, []))
+    pipeline.decoder = decoders.ByteLevel()
+    tokenizer = tokenizer_of(tmp_path, pipeline)
+    assert tokenizer.vocab_size == 8
+    assert tokenizer.decode([0, 2, 5, 7]) == "abc"
