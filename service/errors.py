@@ -9,7 +9,7 @@ import logging
 import uuid
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -21,8 +21,6 @@ from mlxstream.v1 import error_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from service.rpc import Context
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +157,7 @@ def encode_status(error: contract.EngineError) -> status_pb2.Status:
     return status
 
 
-async def abort(context: Context, error: contract.EngineError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.EngineError) -> NoReturn:
     """End the call with the status of `error`, which must be presentable."""
     status = encode_status(error)
     trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
