@@ -90,6 +90,9 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.OverloadedError: Rule(
             status=_CODE.RESOURCE_EXHAUSTED, metadata=("resource", "limit", "used"), retryable=True
         ),
+        contract.InsufficientMemoryError: Rule(
+            status=_CODE.RESOURCE_EXHAUSTED, metadata=("needed_bytes", "budget_bytes")
+        ),
         MessageTooLargeError: Rule(status=_CODE.RESOURCE_EXHAUSTED, metadata=("message_bytes", "limit_bytes")),
         contract.UnavailableError: Rule(status=_CODE.UNAVAILABLE, metadata=("state",), retryable=True),
         contract.EngineFailedError: Rule(status=_CODE.UNAVAILABLE, metadata=("correlation_id",), retryable=True),

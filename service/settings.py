@@ -43,6 +43,7 @@ class ServerSettings(BaseSettings):
     max_queue: int = Field(default=64, ge=1, le=1_000_000)
     max_rows: int = Field(default=32, ge=1, le=4096)
     prefill_step_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
+    state_bytes: int | None = Field(default=None, ge=1)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -58,6 +59,7 @@ class ServerSettings(BaseSettings):
             max_queue=self.max_queue,
             max_rows=self.max_rows,
             prefill_step_tokens=self.prefill_step_tokens,
+            state_bytes=self.state_bytes,
         )
 
 

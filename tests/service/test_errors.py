@@ -37,6 +37,7 @@ EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
     (contract.NotFoundError("model", "other"), CODE.NOT_FOUND),
     (contract.DuplicateRequestError("r-1"), CODE.ALREADY_EXISTS),
     (contract.OverloadedError("queue", limit=64, used=64, retry_after_seconds=1.5), CODE.RESOURCE_EXHAUSTED),
+    (contract.InsufficientMemoryError(needed_bytes=2**40, budget_bytes=2**30), CODE.RESOURCE_EXHAUSTED),
     (contract.UnavailableError("loading"), CODE.UNAVAILABLE),
     (contract.EngineFailedError("c-1"), CODE.UNAVAILABLE),
     (contract.GenerationFailedError("c-2"), CODE.INTERNAL),

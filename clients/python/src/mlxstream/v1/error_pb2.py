@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/error.proto\x12\x0cmlxstream.v1\"x\n\x0fGenerationError\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.mlxstream.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x16\n\x0e\x63orrelation_id\x18\x04 \x01(\t*\xdb\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12 \n\x1c\x45RROR_REASON_INVALID_REQUEST\x10\x01\x12 \n\x1c\x45RROR_REASON_PROMPT_TOO_LONG\x10\x02\x12\x1e\n\x1a\x45RROR_REASON_CHAT_TEMPLATE\x10\x03\x12\"\n\x1e\x45RROR_REASON_MALFORMED_MESSAGE\x10\x04\x12#\n\x1f\x45RROR_REASON_UNSUPPORTED_OPTION\x10\x05\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x14\x12%\n!ERROR_REASON_DUPLICATE_REQUEST_ID\x10\x15\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x1e\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\x1f\x12\x1c\n\x18\x45RROR_REASON_UNAVAILABLE\x10 \x12\x1e\n\x1a\x45RROR_REASON_ENGINE_FAILED\x10!\x12\x18\n\x14\x45RROR_REASON_ABORTED\x10(\x12\"\n\x1e\x45RROR_REASON_GENERATION_FAILED\x10)\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10*\x12\x1d\n\x19\x45RROR_REASON_ENGINE_ERROR\x10+\x12\x19\n\x15\x45RROR_REASON_ARTIFACT\x10\x32\x12!\n\x1d\x45RROR_REASON_ARTIFACT_MISSING\x10\x33\x12!\n\x1d\x45RROR_REASON_ARTIFACT_CORRUPT\x10\x34\x12%\n!ERROR_REASON_ARTIFACT_UNSUPPORTED\x10\x35\x12\x1f\n\x1b\x45RROR_REASON_GRAPH_CONTRACT\x10\x36\x12\x1e\n\x1a\x45RROR_REASON_CONFIGURATION\x10\x37\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/error.proto\x12\x0cmlxstream.v1\"x\n\x0fGenerationError\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.mlxstream.v1.ErrorReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\tretryable\x18\x03 \x01(\x08\x12\x16\n\x0e\x63orrelation_id\x18\x04 \x01(\t*\x81\x06\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12 \n\x1c\x45RROR_REASON_INVALID_REQUEST\x10\x01\x12 \n\x1c\x45RROR_REASON_PROMPT_TOO_LONG\x10\x02\x12\x1e\n\x1a\x45RROR_REASON_CHAT_TEMPLATE\x10\x03\x12\"\n\x1e\x45RROR_REASON_MALFORMED_MESSAGE\x10\x04\x12#\n\x1f\x45RROR_REASON_UNSUPPORTED_OPTION\x10\x05\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x14\x12%\n!ERROR_REASON_DUPLICATE_REQUEST_ID\x10\x15\x12\x1b\n\x17\x45RROR_REASON_OVERLOADED\x10\x1e\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\x1f\x12\x1c\n\x18\x45RROR_REASON_UNAVAILABLE\x10 \x12\x1e\n\x1a\x45RROR_REASON_ENGINE_FAILED\x10!\x12$\n ERROR_REASON_INSUFFICIENT_MEMORY\x10\"\x12\x18\n\x14\x45RROR_REASON_ABORTED\x10(\x12\"\n\x1e\x45RROR_REASON_GENERATION_FAILED\x10)\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10*\x12\x1d\n\x19\x45RROR_REASON_ENGINE_ERROR\x10+\x12\x19\n\x15\x45RROR_REASON_ARTIFACT\x10\x32\x12!\n\x1d\x45RROR_REASON_ARTIFACT_MISSING\x10\x33\x12!\n\x1d\x45RROR_REASON_ARTIFACT_CORRUPT\x10\x34\x12%\n!ERROR_REASON_ARTIFACT_UNSUPPORTED\x10\x35\x12\x1f\n\x1b\x45RROR_REASON_GRAPH_CONTRACT\x10\x36\x12\x1e\n\x1a\x45RROR_REASON_CONFIGURATION\x10\x37\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.error_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ERRORREASON']._serialized_start=165
-  _globals['_ERRORREASON']._serialized_end=896
+  _globals['_ERRORREASON']._serialized_end=934
   _globals['_GENERATIONERROR']._serialized_start=42
   _globals['_GENERATIONERROR']._serialized_end=162
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_MESSAGE_TOO_LARGE: _ClassVar[ErrorReason]
     ERROR_REASON_UNAVAILABLE: _ClassVar[ErrorReason]
     ERROR_REASON_ENGINE_FAILED: _ClassVar[ErrorReason]
+    ERROR_REASON_INSUFFICIENT_MEMORY: _ClassVar[ErrorReason]
     ERROR_REASON_ABORTED: _ClassVar[ErrorReason]
     ERROR_REASON_GENERATION_FAILED: _ClassVar[ErrorReason]
     ERROR_REASON_INTERNAL: _ClassVar[ErrorReason]
@@ -41,6 +42,7 @@ ERROR_REASON_OVERLOADED: ErrorReason
 ERROR_REASON_MESSAGE_TOO_LARGE: ErrorReason
 ERROR_REASON_UNAVAILABLE: ErrorReason
 ERROR_REASON_ENGINE_FAILED: ErrorReason
+ERROR_REASON_INSUFFICIENT_MEMORY: ErrorReason
 ERROR_REASON_ABORTED: ErrorReason
 ERROR_REASON_GENERATION_FAILED: ErrorReason
 ERROR_REASON_INTERNAL: ErrorReason
