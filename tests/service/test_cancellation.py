@@ -94,7 +94,7 @@ async def test_a_deadline_frees_the_row_and_is_told_apart(serving: Serving, scri
 async def test_a_partial_result_comes_before_the_deadline_when_it_was_asked_for(serving: Serving) -> None:
     serving.engine.script = never_end("a", "b")
     delivery = {"deadline_policy": delivery_pb2.DEADLINE_POLICY_PARTIAL_RESULT}
-    responses, error = await read_all(serving.generation.Generate(text_request(delivery=delivery), timeout=1.0))
+    responses, error = await read_all(serving.generation.Generate(text_request(delivery=delivery), timeout=2.0))
     assert error is None
     finished = responses[-1].finished
     assert finished.finish_reason == result_pb2.FINISH_REASON_DEADLINE
@@ -102,7 +102,7 @@ async def test_a_partial_result_comes_before_the_deadline_when_it_was_asked_for(
     assert not finished.HasField("error")
 
     request = generation_pb2.CompleteRequest(text={"text": "hi"}, delivery=delivery)
-    answer = await serving.generation.Complete(request, timeout=1.0)
+    answer = await serving.generation.Complete(request, timeout=2.0)
     assert answer.text == "ab"
     assert answer.finished.finish_reason == result_pb2.FINISH_REASON_DEADLINE
 
