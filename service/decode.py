@@ -27,7 +27,7 @@ MAX_EXACT_INTEGER: Final = 2**53
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{0,128}")
 
 
-def decode_generation(request: GenerationMessage, *, caller: str) -> GenerationRequest:
+def decode_generation(request: GenerationMessage, *, caller: str, priority: int = 0) -> GenerationRequest:
     """What Generate and Complete ask for, but for the delivery.
 
     Raises:
@@ -39,6 +39,7 @@ def decode_generation(request: GenerationMessage, *, caller: str) -> GenerationR
         request_id=decode_request_id(request.request_id),
         model=decode_model(request.model),
         caller=caller,
+        priority=priority,
     )
 
 

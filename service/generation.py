@@ -20,6 +20,7 @@ from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
 from service.rpc import off_loop_if_large
+from service.metadata import priority_of
 from service.stream import ResponseStream
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class GenerationHandlers:
     async def generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         """Stream one generation."""
         delivery = decode_delivery(request.delivery, streaming=True)
-        generation = await self._accept(request)
+        generation = await self._accept(request, context)
         stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time)
         with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
             finished = await relay(generation, stream)
@@ -71,7 +72,7 @@ class GenerationHandlers:
     ) -> generation_pb2.CompleteResponse:
         """Run one generation to its end and answer with all of it."""
         delivery = decode_delivery(request.delivery, streaming=False)
-        generation = await self._accept(request)
+        generation = await self._accept(request, context)
         answer = generation_pb2.CompleteResponse()
         with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
             finished = await collect(generation, answer, delivery)
@@ -99,8 +100,9 @@ class GenerationHandlers:
             stats=encode_stats(finished.stats),
         )
 
-    async def _accept(self, request: GenerationMessage) -> Generation:
-        decoded = await off_loop_if_large(request, decode_generation, request, caller=CALLER)
+    async def _accept(self, request: GenerationMessage, context: Context) -> Generation:
+        priority = priority_of(context)
+        decoded = await off_loop_if_large(request, decode_generation, request, caller=CALLER, priority=priority)
         self._live.require_open()
         generation = await self._engine.generate(decoded)
         self._live.watch(generation)

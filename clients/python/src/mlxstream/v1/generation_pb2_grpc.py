@@ -68,6 +68,8 @@ class GenerationServiceServicer(object):
     def Generate(self, request, context):
         """Streams one generation: Started, then chunks, then Finished. Before Started a failure is a non-OK status;
         after it, a Finished with the error and then the non-OK status. Cancelling the call frees the row.
+        Metadata `mlx-stream-priority` (a whole number from -100 to 100, default 0; also for Complete): higher values leave
+        the queue and are prefilled first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

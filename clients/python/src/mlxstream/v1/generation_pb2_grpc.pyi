@@ -39,6 +39,8 @@ class GenerationServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Streams one generation: Started, then chunks, then Finished. Before Started a failure is a non-OK status;
     after it, a Finished with the error and then the non-OK status. Cancelling the call frees the row.
+    Metadata `mlx-stream-priority` (a whole number from -100 to 100, default 0; also for Complete): higher values leave
+    the queue and are prefilled first.
     """
     Complete: _grpc.UnaryUnaryMultiCallable[_generation_pb2.CompleteRequest, _generation_pb2.CompleteResponse]
     """Runs one generation to its end and returns all of it. A failure is a non-OK status."""
@@ -60,6 +62,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams one generation: Started, then chunks, then Finished. Before Started a failure is a non-OK status;
     after it, a Finished with the error and then the non-OK status. Cancelling the call frees the row.
+    Metadata `mlx-stream-priority` (a whole number from -100 to 100, default 0; also for Complete): higher values leave
+    the queue and are prefilled first.
     """
     Complete: _aio.UnaryUnaryMultiCallable[_generation_pb2.CompleteRequest, _generation_pb2.CompleteResponse]  # type: ignore[assignment]
     """Runs one generation to its end and returns all of it. A failure is a non-OK status."""
@@ -84,6 +88,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Streams one generation: Started, then chunks, then Finished. Before Started a failure is a non-OK status;
         after it, a Finished with the error and then the non-OK status. Cancelling the call frees the row.
+        Metadata `mlx-stream-priority` (a whole number from -100 to 100, default 0; also for Complete): higher values leave
+        the queue and are prefilled first.
         """
 
     @_abc_1.abstractmethod
