@@ -48,7 +48,7 @@ serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
 setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the other verbs need into .venv
 
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
-	@$(BIN)/mlx-stream models pull smollm2-135m
+	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(TESTS)
 
 check: check-format check-lint check-types check-imports check-schema check-generated test ## every gate that CI has, tests included
@@ -63,7 +63,7 @@ check-types: $(VENV)/run $(VENV)/test $(VENV)/check
 	@echo '· types'; $(BIN)/mypy
 
 check-imports: $(VENV)/run $(VENV)/check
-	@echo '· imports'; $(BIN)/lint-imports --no-cache
+	@echo '· imports'; report=$$($(BIN)/lint-imports --no-cache) || { printf '%s\n' "$$report"; exit 1; }
 
 check-schema: $(VENV)/check
 	@echo '· schema'; $(BIN)/buf lint && BUF=$(BIN)/buf sh tools/schema_breaking.sh
