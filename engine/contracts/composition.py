@@ -27,6 +27,7 @@ class Composition:
     """The facts. `prefill_chunk_tokens` None leaves the width to the prefill policy.
 
     `device` is "cpu", "metal" or "cuda"; `compute_dtype` names the dtype of activations and dense weights.
+    `library_arithmetic` keeps the library's own softmax and sigmoid, bit for bit, where faster forms are known.
     """
 
     device: str = "cpu"
@@ -38,6 +39,12 @@ class Composition:
     grammar_jump: bool = False
     adapters: bool = False
     max_rows: int = 32
+    library_arithmetic: bool = False
+
+    @property
+    def composes_exponentials(self) -> bool:
+        """Whether exponentials are composed of operations that are fast on a CPU; see `engine.ops.exponential`."""
+        return self.device == "cpu" and self.compute_dtype == "float32" and not self.library_arithmetic
 
 
 COMPOSITION_DEFAULTS = Composition()

@@ -50,4 +50,4 @@ def _sampled(
     if not positions:
         return None
     selected = hidden if len(positions) == hidden.shape[1] else hidden[:, mx.array(positions)]
-    return sample(binding.project(selected)[0], draws)
+    return sample(binding.project(selected)[0], draws, composed=binding.composition.composes_exponentials)

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.contracts.graph import GraphDeclaration, KvCapability
 from engine.ops.attention import packed_attention
+from engine.ops.exponential import swiglu
 from engine.ops.rope import Rope
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry, PackedSegment
     from engine.models.reading import Product, WeightReader
+    from engine.ops.rope import Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class LlamaGraph:
         self._composition = composition
         self._geometry = config.geometry()
         self._scale = config.head_dim**-0.5
-        self._rope = Rope(config.rope)
+        self._rope = Rope(config.rope, composed=composition.composes_exponentials)
         self._table = reader.embedding("model.embed_tokens")
         self._blocks = [_read_block(reader, f"model.layers.{layer}") for layer in range(config.layers)]
         self._norm = reader.vector("model.norm.weight")
@@ -84,11 +86,11 @@ class LlamaGraph:
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
-        positions = _positions(segments)
+        rotation = self._rope.at(_positions(segments))
         x = self._table(tokens)
         for layer, block in enumerate(self._blocks):
-            x = x + self._attention(block, self._normed(x, block.input_norm), positions, segments, layer)
-            x = x + _swiglu(block, self._normed(x, block.post_attention_norm))
+            x = x + self._attention(block, self._normed(x, block.input_norm), rotation, segments, layer)
+            x = x + self._feed_forward(block, self._normed(x, block.post_attention_norm))
         return self._normed(x, self._norm)
 
     def project(self, hidden: mx.array) -> mx.array:
@@ -107,13 +109,13 @@ class LlamaGraph:
         self,
         block: LlamaBlock,
         x: mx.array,
-        positions: mx.array,
+        rotation: Rotation,
         segments: Sequence[PackedSegment],
         layer: int,
     ) -> mx.array:
         heads, kv_heads = self._geometry.heads, self._geometry.kv_heads
         joined = block.query_key_value(x).reshape(-1, heads + 2 * kv_heads, 1, self._geometry.head_dim)
-        rotated = self._rope(joined[:, : heads + kv_heads], positions)
+        rotated = rotation(joined[:, : heads + kv_heads])
         mixed = packed_attention(
             rotated[:, :heads],
             rotated[:, heads:],
@@ -123,6 +125,10 @@ class LlamaGraph:
             scale=self._scale,
         )
         return block.output(mixed)
+
+    def _feed_forward(self, block: LlamaBlock, x: mx.array) -> mx.array:
+        gate, up = mx.split(block.gate_up(x), 2, axis=-1)
+        return block.down(swiglu(gate, up, composed=self._composition.composes_exponentials))
 
 
 def _read_block(reader: WeightReader, path: str) -> LlamaBlock:
@@ -146,8 +152,3 @@ def _positions(segments: Sequence[PackedSegment]) -> mx.array:
         ],
         dtype=mx.int32,
     )
-
-
-def _swiglu(block: LlamaBlock, x: mx.array) -> mx.array:
-    gate, up = mx.split(block.gate_up(x), 2, axis=-1)
-    return block.down(gate * mx.sigmoid(gate) * up)

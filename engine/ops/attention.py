@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.ops.exponential import attention_of_powers
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.graph import PackedSegment
 
 
-def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int = 0) -> mx.array:
+def causal_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int = 0, composed: bool = False
+) -> mx.array:
     """Attend causally; the queries are the newest positions of the keys.
 
     Args:
@@ -21,6 +25,7 @@ def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, *, sca
         values: [1, Hkv, N, D].
         scale: factor on the scores, usually D ** -0.5.
         window: positions that a query sees, itself included; 0 means all.
+        composed: avoid the library's exponential.
 
     Returns:
         [1, H, L, D].
@@ -31,6 +36,9 @@ def causal_attention(queries: mx.array, keys: mx.array, values: mx.array, *, sca
     if window and held > window + length - 1:
         keys, values = keys[:, :, -(window + length - 1) :], values[:, :, -(window + length - 1) :]
         held = window + length - 1
+    if composed:
+        visible = None if length == 1 else mx.where(_window_mask(length, held, window or held), 0.0, -mx.inf)
+        return attention_of_powers(queries, keys, values, scale=scale, visible=visible)
     mask: mx.array | str | None = None
     if length > 1:
         mask = _window_mask(length, held, window) if window and held > window else "causal"

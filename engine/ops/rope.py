@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -25,33 +25,88 @@ class RopeTables:
     input_scale: float = 1.0
 
 
+class Rotation(Protocol):
+    """Rotates the heads of one step's tokens; every layer of the step shares it."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Rotate `x` [T, H, 1, D]; the shape is kept."""
+
+
 class Rope:
     """Rotates the first `dims` components of each head by its token's position."""
 
-    __slots__ = ("_base", "_dims", "_tables", "_traditional")
+    __slots__ = ("_composed", "_config", "_tables")
 
-    def __init__(self, config: RopeConfig) -> None:
-        """Build the tables of `config`, whose kind was validated when it was parsed."""
-        self._dims = config.dims
-        self._traditional = config.traditional
+    def __init__(self, config: RopeConfig, *, composed: bool = False) -> None:
+        """Build the tables of `config`, whose kind was validated when it was parsed.
+
+        `composed` takes sines and cosines once a step, where the library would take them again in each layer.
+        """
+        self._config = config
+        self._composed = composed
         self._tables = _TABLES[config.kind](config)
-        self._base = config.theta if self._tables.frequencies is None else None
 
-    def __call__(self, x: mx.array, positions: mx.array) -> mx.array:
-        """Rotate `x` [T, H, 1, D] by `positions` [T] int32; the shape is kept."""
-        tables = self._tables
+    def at(self, positions: mx.array) -> Rotation:
+        """The rotation of tokens at `positions` [T] int32."""
+        kind = _SharedRotation if self._composed else _LibraryRotation
+        return kind(self._config, self._tables, positions)
+
+
+class _LibraryRotation:
+    """`mx.fast.rope`: one kernel where the device has it."""
+
+    __slots__ = ("_config", "_positions", "_tables")
+
+    def __init__(self, config: RopeConfig, tables: RopeTables, positions: mx.array) -> None:
+        self._config = config
+        self._tables = tables
+        self._positions = positions
+
+    def __call__(self, x: mx.array) -> mx.array:
+        tables, dims = self._tables, self._config.dims
         if tables.input_scale != 1.0:
-            scaled = x[..., : self._dims] * tables.input_scale
-            x = scaled if self._dims == x.shape[-1] else mx.concatenate([scaled, x[..., self._dims :]], axis=-1)
+            scaled = x[..., :dims] * tables.input_scale
+            x = scaled if dims == x.shape[-1] else mx.concatenate([scaled, x[..., dims:]], axis=-1)
         return mx.fast.rope(
             x,
-            self._dims,
-            traditional=self._traditional,
-            base=self._base,
+            dims,
+            traditional=self._config.traditional,
+            base=self._config.theta if tables.frequencies is None else None,
             scale=tables.position_scale,
-            offset=positions,
+            offset=self._positions,
             freqs=tables.frequencies,
         )
+
+
+class _SharedRotation:
+    """x·cos + swap(x)·sin, where `swap` exchanges the two components of each rotated pair and sin carries the sign."""
+
+    __slots__ = ("_cosines", "_dims", "_sines", "_traditional")
+
+    def __init__(self, config: RopeConfig, tables: RopeTables, positions: mx.array) -> None:
+        frequencies = _base_frequencies(config) if tables.frequencies is None else tables.frequencies
+        angles = (positions.astype(mx.float32) * tables.position_scale)[:, None] / frequencies
+        cosines, sines = (part * tables.input_scale for part in (mx.cos(angles), mx.sin(angles)))
+        self._dims = config.dims
+        self._traditional = config.traditional
+        self._cosines = self._paired(cosines, cosines)
+        self._sines = self._paired(-sines, sines)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        rotated = x if self._dims == x.shape[-1] else x[..., : self._dims]
+        rotated = rotated * self._cosines + self._swapped(rotated) * self._sines
+        return rotated if self._dims == x.shape[-1] else mx.concatenate([rotated, x[..., self._dims :]], axis=-1)
+
+    def _paired(self, first: mx.array, second: mx.array) -> mx.array:
+        """[T, 1, 1, dims] whose pairs hold `first` and `second` [T, dims/2]."""
+        joined = mx.stack([first, second], axis=-1 if self._traditional else -2)
+        return joined.reshape(-1, 1, 1, self._dims)
+
+    def _swapped(self, x: mx.array) -> mx.array:
+        if self._traditional:
+            return x.reshape(*x.shape[:-1], -1, 2)[..., ::-1].reshape(x.shape)
+        half = self._dims // 2
+        return mx.concatenate([x[..., half:], x[..., :half]], axis=-1)
 
 
 def _plain(_config: RopeConfig) -> RopeTables:

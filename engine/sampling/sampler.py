@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.ops.exponential import log_sum_exp
 from engine.sampling import filters
 from engine.sampling.keys import step_key
 
@@ -27,19 +28,20 @@ class Draw:
     step: int
 
 
-def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -> mx.array:
     """Choose a token for each row.
 
     Args:
         logits: [R, V], one row for each draw.
         draws: options and step of each row, in the same order.
+        composed: avoid the library's exponential.
 
     Returns:
         Token ids [R] uint32, unevaluated.
 
     Source: reference, autoregressive §3.2 (order of filters) and §3.3 (keys).
     """
-    logprobs = log_softmax(logits)
+    logprobs = log_softmax(logits, composed=composed)
     greedy = [is_greedy(draw.options) for draw in draws]
     if all(greedy):
         return mx.argmax(logprobs, axis=-1)
@@ -51,10 +53,10 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     ).astype(mx.uint32)
 
 
-def log_softmax(logits: mx.array) -> mx.array:
+def log_softmax(logits: mx.array, *, composed: bool = False) -> mx.array:
     """Log-probabilities [..., V] of `logits`, in float32: 16-bit sums over a vocabulary lose too much."""
     wide = logits.astype(mx.float32)
-    return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+    return wide - log_sum_exp(wide, composed=composed)
 
 
 def is_greedy(options: ResolvedOptions) -> bool:

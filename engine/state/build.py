@@ -22,5 +22,9 @@ def build_caches(geometry: GraphGeometry, composition: Composition) -> list[Cach
     if composition.kv.kind != "plain" or composition.paged_kv is not None:
         raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
     return [
-        KvCache(window=geometry.sliding_window if kind == "sliding_attention" else 0) for kind in geometry.layer_types
+        KvCache(
+            window=geometry.sliding_window if kind == "sliding_attention" else 0,
+            composed=composition.composes_exponentials,
+        )
+        for kind in geometry.layer_types
     ]

@@ -20,14 +20,18 @@ GROWTH_TOKENS = 256
 class KvCache:
     """Keys and values [1, Hkv, capacity, D]; the first `offset` positions are filled."""
 
-    __slots__ = ("_keys", "_offset", "_values", "_window")
+    __slots__ = ("_composed", "_keys", "_offset", "_values", "_window")
 
-    def __init__(self, *, window: int = 0) -> None:
-        """`window` limits how far a query sees, in tokens; 0 means no limit. All positions are kept."""
+    def __init__(self, *, window: int = 0, composed: bool = False) -> None:
+        """`window` limits how far a query sees, in tokens; 0 means no limit. All positions are kept.
+
+        `composed` makes attention avoid the library's exponential.
+        """
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
         self._offset = 0
         self._window = window
+        self._composed = composed
 
     @property
     def offset(self) -> int:
@@ -42,7 +46,9 @@ class KvCache:
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
         """Append, then attend causally. See `engine.contracts.cache.Cache.attend`."""
         held_keys, held_values = self._append(keys, values)
-        return causal_attention(queries, held_keys, held_values, scale=scale, window=self._window)
+        return causal_attention(
+            queries, held_keys, held_values, scale=scale, window=self._window, composed=self._composed
+        )
 
     def _append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         start, end = self._offset, self._offset + keys.shape[2]

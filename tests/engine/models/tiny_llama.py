@@ -79,7 +79,7 @@ def bind(folder, *, pretranspose=False, dequantize=True, dtype="float32", **comp
         compute_dtype=dtype, dequantize=dequantize, pretranspose_linear=pretranspose, prefill_step_tokens=32
     )
     artifact = open_artifact(folder)
-    composition = Composition(prefill_chunk_tokens=32) if not composition else Composition(**composition)
+    composition = Composition(**({"prefill_chunk_tokens": 32} | composition))
     graph = build_graph(artifact.config, WeightReader(WeightStore(artifact), layout), composition)
     return bind_mlx_autoregressive_graph(graph)
 
