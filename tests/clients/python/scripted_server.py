@@ -227,6 +227,9 @@ class ThreadedServer:
 
         self._loop.run(wait())
 
+    def wait_running(self, count: int) -> None:
+        self._loop.run(eventually(lambda: self.scripted.generations.running == count))
+
     def close(self) -> None:
         self._loop.close()
 

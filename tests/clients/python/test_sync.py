@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mlxstream
-from tests.clients.python.scripted_server import ThreadedServer, answer, endless, silent
+from tests.clients.python.scripted_server import Behaviour, ThreadedServer, answer, endless, silent
 
 
 @pytest.fixture
@@ -133,6 +133,29 @@ def test_closing_ends_the_thread_and_what_is_running(server: ThreadedServer) -> 
     assert client_threads() == before
     with pytest.raises(RuntimeError, match="closed"):
         next(iteration)
+
+
+@pytest.mark.parametrize("behaviour", [silent, endless])
+def test_closing_ends_calls_that_other_threads_wait_for(behaviour: Behaviour, server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = behaviour
+    client = mlxstream.Client(server.scripted.target)
+    ends: list[BaseException] = []
+
+    def wait_for(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (mlxstream.GenerationCancelledError, RuntimeError) as error:
+            ends.append(error)
+
+    calls = (lambda: list(client.stream("hi")), lambda: client.generate("hi"))
+    threads = [threading.Thread(target=wait_for, args=[call]) for call in calls]
+    for thread in threads:
+        thread.start()
+    server.wait_running(2)
+    client.close()
+    for thread in threads:
+        thread.join()
+    assert len(ends) == 2
 
 
 def test_a_dropped_client_ends_its_thread(server: ThreadedServer) -> None:

@@ -44,6 +44,8 @@ class EventReader:
         if self._call is None:
             self._loop = asyncio.get_running_loop()
             self._call = self._open_call()
+            if self._ended:  # by another thread, which saw no call yet
+                self._call.cancel()
         try:
             response = await self._call.read()
         except asyncio.CancelledError:

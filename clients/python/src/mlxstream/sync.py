@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, READINESS_SERVICE, AsyncClient
+from mlxstream.errors import GenerationCancelledError
 from mlxstream.requests import Messages, Prompt
 from mlxstream.results import FinishReason, Generation, Usage
 from mlxstream.stream import AsyncTextStream, Item, Iteration
@@ -35,25 +36,36 @@ class BackgroundLoop:
         thread.start()
         self._loop, closing = ready.result()
         self._thread = thread
+        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _end_loop, self._loop, closing, thread)
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run `work` on the loop and wait for its result. An interrupted wait cancels it."""
-        if threading.current_thread() is self._thread or not self._finalizer.alive:
+        try:
+            future = self._submit(work)
+        except BaseException:
             work.close()
-            raise RuntimeError(
-                "the client is closed" if not self._finalizer.alive else "the client would wait for itself"
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED) from None
         except BaseException:
             future.cancel()
             raise
 
     def close(self) -> None:
         """End the loop and its thread; more than once is harmless."""
-        self._finalizer()
+        with self._lock:
+            self._finalizer()
+
+    def _submit(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the client would wait for itself")
+        with self._lock:  # what is submitted before the end is ended with the rest; afterwards nothing is
+            if not self._finalizer.alive:
+                raise RuntimeError("the client is closed")
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 def _run_loop(
