@@ -12,6 +12,7 @@ MODEL ?= smollm2-135m
 LISTEN ?= 127.0.0.1:50051
 PROMPT ?= What is the capital of France? Answer in one sentence.
 unexport PROMPT
+export DEMO_PROMPT = $(value PROMPT)
 
 # The device is chosen once, when the environment is made, and kept until `make clean` or another DEVICE=.
 define DETECT_DEVICE
@@ -40,7 +41,6 @@ help: ## list these verbs
 
 demo: $(VENV)/run ## watch a real model answer, token by token; PROMPT="…" asks something else
 	@$(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT"
-demo: export DEMO_PROMPT = $(value PROMPT)
 
 serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
 	@$(BIN)/mlx-stream serve --model '$(MODEL)' --listen '$(LISTEN)'

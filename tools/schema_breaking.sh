@@ -23,5 +23,5 @@ base=$(git rev-parse --verify --quiet "$base^{commit}") || skip 'no earlier sche
 
 before=$(mktemp -d)
 trap 'rm -rf "$before"' EXIT
-git archive "$base" buf.yaml proto | tar -x -C "$before"
+git archive "$base" buf.yaml proto | tar -xf - -C "$before"
 "$BUF" breaking --against "$before"
