@@ -5,12 +5,59 @@ Units: `offset` counts tokens, `nbytes` bytes. A cache belongs to one row and to
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class TableMember:
+    """One row's part of a packed step, in a table: its slot, first packed token, tokens, and tokens held before."""
+
+    slot: int
+    start: int
+    length: int
+    offset: int
+
+
+class TableStep(Protocol):
+    """One packed step of the rows of one table, the same in every layer."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The packed tokens in the order in which `attend` returns them."""
+
+    def attend(self, queries: mx.array, joined: mx.array, *, layer: int, scale: float) -> list[mx.array]:
+        """Append, then attend causally.
+
+        Args:
+            queries: [T, H, 1, D] of the whole step.
+            joined: keys, then values: [T, 2·Hkv, 1, D] of the whole step.
+            layer: index into the rows' caches.
+            scale: factor on the scores.
+
+        Returns:
+            Parts [.., H·D] that, joined, hold the tokens in `order`.
+        """
+
+
+class CacheTable(Protocol):
+    """Storage that rows share so that they can attend together."""
+
+    def plan(self, members: Sequence[TableMember]) -> TableStep:
+        """Plan a step of `members`, for whom there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where a row's keys and values are kept among others'."""
+
+    table: CacheTable
+    slot: int
 
 
 class Cache(Protocol):
@@ -29,6 +76,12 @@ class Cache(Protocol):
 
         Returns [1, H, L, D].
         """
+
+    def place_for(self, tokens: int) -> TablePlace | None:
+        """Make room for `tokens` more, and say where; None when the row attends by itself, through `attend`."""
+
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` that a table step appended."""
 
     def arrays(self) -> Sequence[mx.array]:
         """The arrays that must be evaluated for the state to be settled."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.graph import GraphDeclaration, KvCapability
-from engine.ops.attention import packed_attention
+from engine.ops.attention import PackedAttention
 from engine.ops.exponential import swiglu
 from engine.ops.rope import Rope
 
@@ -87,9 +87,10 @@ class LlamaGraph:
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
         rotation = self._rope.at(_positions(segments))
+        attention = PackedAttention(segments, scale=self._scale)
         x = self._table(tokens)
         for layer, block in enumerate(self._blocks):
-            x = x + self._attention(block, self._normed(x, block.input_norm), rotation, segments, layer)
+            x = x + self._attention(block, self._normed(x, block.input_norm), rotation, attention, layer)
             x = x + self._feed_forward(block, self._normed(x, block.post_attention_norm))
         return self._normed(x, self._norm)
 
@@ -110,20 +111,13 @@ class LlamaGraph:
         block: LlamaBlock,
         x: mx.array,
         rotation: Rotation,
-        segments: Sequence[PackedSegment],
+        attention: PackedAttention,
         layer: int,
     ) -> mx.array:
         heads, kv_heads = self._geometry.heads, self._geometry.kv_heads
         joined = block.query_key_value(x).reshape(-1, heads + 2 * kv_heads, 1, self._geometry.head_dim)
         rotated = rotation(joined[:, : heads + kv_heads])
-        mixed = packed_attention(
-            rotated[:, :heads],
-            rotated[:, heads:],
-            joined[:, heads + kv_heads :],
-            segments,
-            layer=layer,
-            scale=self._scale,
-        )
+        mixed = attention(rotated[:, :heads], rotated[:, heads:], joined[:, heads + kv_heads :], layer=layer)
         return block.output(mixed)
 
     def _feed_forward(self, block: LlamaBlock, x: mx.array) -> mx.array:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.contracts.cache import TableMember
 from engine.ops.exponential import attention_of_powers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.contracts.cache import CacheTable, TablePlace, TableStep
     from engine.contracts.graph import PackedSegment
 
 
@@ -37,12 +41,20 @@ def causal_attention(
         keys, values = keys[:, :, -(window + length - 1) :], values[:, :, -(window + length - 1) :]
         held = window + length - 1
     if composed:
-        visible = None if length == 1 else mx.where(_window_mask(length, held, window or held), 0.0, -mx.inf)
+        visible = None if length == 1 else visible_keys(length, held, window)
         return attention_of_powers(queries, keys, values, scale=scale, visible=visible)
     mask: mx.array | str | None = None
     if length > 1:
         mask = _window_mask(length, held, window) if window and held > window else "causal"
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+def visible_keys(length: int, held: int, window: int = 0) -> mx.array:
+    """What is added to the scores of the newest `length` of `held` positions: [L, N], 0 where a key is seen, else -inf.
+
+    `window` counts the positions that a query sees, itself included; 0 means all.
+    """
+    return mx.where(_window_mask(length, held, window or held), 0.0, -mx.inf)
 
 
 def _window_mask(length: int, held: int, window: int) -> mx.array:
@@ -52,42 +64,88 @@ def _window_mask(length: int, held: int, window: int) -> mx.array:
     return (keys <= queries) & (keys > queries - window)
 
 
-def packed_attention(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    segments: Sequence[PackedSegment],
-    *,
-    layer: int,
-    scale: float,
-) -> mx.array:
-    """Attend per segment, each against the cache of its own row, so that no row's arithmetic sees another's.
+class PackedAttention:
+    """The attention of one packed step: each row against its own keys and values, rows of one table together.
 
-    Args:
-        queries: [T, H, 1, D] for T packed tokens.
-        keys: [T, Hkv, 1, D].
-        values: [T, Hkv, 1, D].
-        segments: the rows' stretches, in packed order; lengths sum to T.
-        layer: index into each segment's caches.
-        scale: factor on the scores.
-
-    Returns:
-        [1, T, H·D].
+    Planned once; every layer calls it. No row's arithmetic sees another's numbers.
     """
-    bounds, end = [], 0
-    for segment in segments[:-1]:
-        end += segment.length
-        bounds.append(end)
-    outputs = []
-    for segment, q, k, v in zip(
-        segments, _split(queries, bounds), _split(keys, bounds), _split(values, bounds), strict=True
-    ):
-        if segment.length > 1:
-            q, k, v = (part.transpose(2, 1, 0, 3) for part in (q, k, v))
-        out = segment.caches[layer].attend(q, k, v, scale=scale)
-        outputs.append(out.transpose(0, 2, 1, 3).reshape(1, segment.length, -1))
-    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+    __slots__ = ("_plans", "_scale", "_segments", "_starts", "_tokens")
+
+    def __init__(self, segments: Sequence[PackedSegment], *, scale: float) -> None:
+        """`segments` are the rows' stretches in packed order; `scale` is the factor on the scores."""
+        self._segments = segments
+        self._scale = scale
+        self._starts = [0, *accumulate(segment.length for segment in segments)]
+        self._tokens = self._starts.pop()
+        self._plans: dict[tuple[CacheTable | None, ...], _LayerPlan] = {}
+
+    def __call__(self, queries: mx.array, keys: mx.array, values: mx.array, *, layer: int) -> mx.array:
+        """Append and attend in one layer.
+
+        Args:
+            queries: [T, H, 1, D] for T packed tokens.
+            keys: [T, Hkv, 1, D].
+            values: [T, Hkv, 1, D].
+            layer: index into each segment's caches.
+
+        Returns:
+            [1, T, H·D].
+        """
+        plan = self._plan(layer)
+        outputs = []
+        if plan.steps:
+            joined = mx.concatenate([keys, values], axis=1)
+            for step in plan.steps:
+                outputs += step.attend(queries, joined, layer=layer, scale=self._scale)
+        for index in plan.alone:
+            outputs.append(self._alone(index, queries, keys, values, layer))
+        for index in plan.seated:
+            self._segments[index].caches[layer].advance(self._segments[index].length)
+        mixed = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+        return (mixed if plan.unsorted is None else mixed[plan.unsorted])[None]
+
+    def _alone(self, index: int, queries: mx.array, keys: mx.array, values: mx.array, layer: int) -> mx.array:
+        segment, start = self._segments[index], self._starts[index]
+        stretch = [part[start : start + segment.length].transpose(2, 1, 0, 3) for part in (queries, keys, values)]
+        return segment.caches[layer].attend(*stretch, scale=self._scale)[0].swapaxes(0, 1).flatten(1)
+
+    def _plan(self, layer: int) -> _LayerPlan:
+        places = [segment.caches[layer].place_for(segment.length) for segment in self._segments]
+        key = tuple(None if place is None else place.table for place in places)
+        if key not in self._plans:
+            self._plans[key] = self._planned(places, layer)
+        return self._plans[key]
+
+    def _planned(self, places: Sequence[TablePlace | None], layer: int) -> _LayerPlan:
+        tables: dict[CacheTable, list[TableMember]] = {}
+        alone, seated = [], []
+        for index, (segment, start, place) in enumerate(zip(self._segments, self._starts, places, strict=True)):
+            if place is None:
+                alone.append(index)
+                continue
+            seated.append(index)
+            member = TableMember(place.slot, start, segment.length, segment.caches[layer].offset)
+            tables.setdefault(place.table, []).append(member)
+        steps = [table.plan(members) for table, members in tables.items()]
+        order = [token for step in steps for token in step.order]
+        for index in alone:
+            order += range(self._starts[index], self._starts[index] + self._segments[index].length)
+        return _LayerPlan(steps=steps, alone=alone, seated=seated, unsorted=_inverse(order))
 
 
-def _split(packed: mx.array, bounds: list[int]) -> list[mx.array]:
-    return list(mx.split(packed, bounds, axis=0)) if bounds else [packed]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerPlan:
+    """Steps of tables, segments that attend by themselves or sit in a table, and where each packed token ends up."""
+
+    steps: list[TableStep]
+    alone: list[int]
+    seated: list[int]
+    unsorted: mx.array | None
+
+
+def _inverse(order: list[int]) -> mx.array | None:
+    """Indices that bring tokens listed in `order` back into packed order; None when they are."""
+    if order == sorted(order):
+        return None
+    return mx.array(sorted(range(len(order)), key=order.__getitem__), dtype=mx.int32)

@@ -1,4 +1,4 @@
-"""Builds a row's caches from a graph's geometry: the one place that chooses a cache kind for a layer."""
+"""Builds rows' caches from a graph's geometry: the one place that chooses a cache kind for a layer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import UnsupportedOptionError
 from engine.state.kv_cache import KvCache
+from engine.state.kv_pool import KvPool
 
 if TYPE_CHECKING:
     from engine.contracts.cache import Cache
@@ -13,18 +14,34 @@ if TYPE_CHECKING:
     from engine.contracts.graph import GraphGeometry
 
 
-def build_caches(geometry: GraphGeometry, composition: Composition) -> list[Cache]:
-    """Fresh caches, one per layer.
+class CacheBuilder:
+    """Makes the caches of each row of one graph; rows may share storage that it owns."""
 
-    Raises:
-        UnsupportedOptionError: the composition names a KV scheme that is not built yet.
-    """
-    if composition.kv.kind != "plain" or composition.paged_kv is not None:
-        raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
-    return [
-        KvCache(
-            window=geometry.sliding_window if kind == "sliding_attention" else 0,
-            composed=composition.composes_exponentials,
-        )
-        for kind in geometry.layer_types
-    ]
+    def __init__(self, geometry: GraphGeometry, composition: Composition) -> None:
+        """Fix the kinds.
+
+        Raises:
+            UnsupportedOptionError: the composition names a KV scheme that is not built yet.
+        """
+        if composition.kv.kind != "plain" or composition.paged_kv is not None:
+            raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
+        self._geometry = geometry
+        self._composed = composition.composes_exponentials
+        self._pool = KvPool(geometry.layers) if self._composed else None
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh caches, one per layer."""
+        if self._pool is None:
+            return [KvCache(window=self._window(kind)) for kind in self._geometry.layer_types]
+        return [
+            KvCache(window=self._window(kind), composed=True) if self._window(kind) else pooled
+            for kind, pooled in zip(self._geometry.layer_types, self._pool.make_caches(), strict=True)
+        ]
+
+    def _window(self, kind: str) -> int:
+        return self._geometry.sliding_window if kind == "sliding_attention" else 0
+
+
+def build_caches(geometry: GraphGeometry, composition: Composition) -> list[Cache]:
+    """Fresh caches of a row that shares storage with nobody. Raises what `CacheBuilder` raises."""
+    return CacheBuilder(geometry, composition).make_caches()

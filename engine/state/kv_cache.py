@@ -50,6 +50,13 @@ class KvCache:
             queries, held_keys, held_values, scale=scale, window=self._window, composed=self._composed
         )
 
+    def place_for(self, tokens: int) -> None:
+        """Nowhere: the row attends by itself."""
+
+    def advance(self, tokens: int) -> None:
+        """Count tokens; no table writes into this cache, so this is never called."""
+        raise NotImplementedError(f"{tokens} tokens were written past a plain cache")
+
     def _append(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         start, end = self._offset, self._offset + keys.shape[2]
         if self._keys is None or self._values is None or end > self._keys.shape[2]:

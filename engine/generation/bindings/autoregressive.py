@@ -18,7 +18,7 @@ from engine.contracts.graph import (
     GraphDescriptor,
 )
 from engine.generation.bindings.prefill_policy import resolve_mlx_prefill_policy
-from engine.state.build import build_caches
+from engine.state.build import CacheBuilder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,10 +43,11 @@ class MlxAutoregressiveBinding:
     prefill_policy: PrefillPolicy
     eos_token_ids: tuple[int, ...]
     weights_bytes: int
+    cache_builder: CacheBuilder
 
     def make_cache(self) -> list[Cache]:
         """Fresh state for one row, as the composition says."""
-        return build_caches(self.geometry, self.composition)
+        return self.cache_builder.make_caches()
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]."""
@@ -83,6 +84,7 @@ def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding
         prefill_policy=resolve_mlx_prefill_policy(graph, composition.prefill_chunk_tokens),
         eos_token_ids=graph.eos_token_ids,
         weights_bytes=graph.weights_bytes,
+        cache_builder=CacheBuilder(graph.geometry, composition),
     )
     assert_mlx_autoregressive_binding(binding)
     return binding

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from engine.contracts.graph import PackedSegment
-from engine.ops.attention import causal_attention, packed_attention
+from engine.ops.attention import PackedAttention, causal_attention
 from engine.state.kv_cache import KvCache
+from engine.state.kv_pool import KvPool
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 SCALE = DIM**-0.5
@@ -33,33 +34,66 @@ def naive(queries, keys, values, window):
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 16, 100])
+@pytest.mark.parametrize("composed", [False, True])
 @pytest.mark.parametrize(("length", "held"), [(1, 1), (1, 20), (7, 7), (5, 30), (30, 30)])
-def test_causal_attention_equals_the_naive_loop(length, held, window):
+def test_causal_attention_equals_the_naive_loop(length, held, window, composed):
     queries, keys = random(1, 1, HEADS, length, DIM), random(2, 1, KV_HEADS, held, DIM)
     values = random(3, 1, KV_HEADS, held, DIM)
-    found = causal_attention(mx.array(queries), mx.array(keys), mx.array(values), scale=SCALE, window=window)
+    parts = (mx.array(part) for part in (queries, keys, values))
+    found = causal_attention(*parts, scale=SCALE, window=window, composed=composed)
     np.testing.assert_allclose(np.array(found), naive(queries, keys, values, window), atol=2e-6)
 
 
-def test_packed_segments_equal_each_row_alone_bit_for_bit():
-    lengths = [1, 6, 1, 3]
+def plain_cache():
+    return KvCache()
+
+
+def pooled_caches(pool):
+    return lambda: pool.make_caches()[0]
+
+
+CACHES = {"plain": lambda: plain_cache, "pooled": lambda: pooled_caches(KvPool(1))}
+
+
+def packed(seed, lengths):
     total = sum(lengths)
-    queries, keys, values = (
-        mx.array(random(seed, total, heads, 1, DIM)) for seed, heads in ((4, HEADS), (5, KV_HEADS), (6, KV_HEADS))
-    )
-    segments = [PackedSegment(length, [KvCache()]) for length in lengths]
-    packed = packed_attention(queries, keys, values, segments, layer=0, scale=SCALE)
-    assert packed.shape == (1, total, HEADS * DIM)
+    return [
+        mx.array(random(seed + part, total, heads, 1, DIM)) for part, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
+    ]
+
+
+def attend(caches, lengths, parts):
+    segments = [PackedSegment(length, [cache]) for length, cache in zip(lengths, caches, strict=True)]
+    return PackedAttention(segments, scale=SCALE)(*parts, layer=0)
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_packed_segments_equal_each_row_alone(kind):
+    """Rows of unlike lengths: prompts, then single tokens, then both at once, in an order that no slab has."""
+    make = CACHES[kind]()
+    together, alone = [make() for _ in range(6)], [CACHES[kind]()() for _ in range(6)]
+    order = [3, 0, 5, 1, 4, 2]
+    for step, lengths in enumerate(([5, 1, 9, 2, 1, 3], [1] * 6, [1, 7, 1, 1, 4, 1], [1] * 6)):
+        rows = order if step % 2 else range(6)
+        lengths = [lengths[row] for row in rows]
+        parts = packed(10 * step, lengths)
+        found = attend([together[row] for row in rows], lengths, parts)
+        assert found.shape == (1, sum(lengths), HEADS * DIM)
+        start = 0
+        for row, length in zip(rows, lengths, strict=True):
+            cut = [part[start : start + length] for part in parts]
+            wanted = attend([alone[row]], [length], cut)
+            np.testing.assert_allclose(np.array(found[:, start : start + length]), np.array(wanted), atol=1e-6)
+            start += length
+    assert [cache.offset for cache in together] == [cache.offset for cache in alone] == [8, 10, 12, 5, 7, 6]
+
+
+def test_plain_rows_are_the_same_bits_in_company():
+    lengths = [1, 6, 1, 3]
+    parts = packed(4, lengths)
+    found = attend([KvCache() for _ in lengths], lengths, parts)
     start = 0
     for length in lengths:
-        stop = start + length
-        alone = packed_attention(
-            queries[start:stop],
-            keys[start:stop],
-            values[start:stop],
-            [PackedSegment(length, [KvCache()])],
-            layer=0,
-            scale=SCALE,
-        )
-        assert mx.array_equal(packed[:, start:stop], alone).item()
-        start = stop
+        wanted = attend([KvCache()], [length], [part[start : start + length] for part in parts])
+        assert mx.array_equal(found[:, start : start + length], wanted).item()
+        start += length
