@@ -66,7 +66,7 @@ check-imports: $(VENV)/run $(VENV)/check
 	@echo '· imports'; report=$$($(BIN)/lint-imports --no-cache) || { printf '%s\n' "$$report"; exit 1; }
 
 check-schema: $(VENV)/check
-	@echo '· schema'; $(BIN)/buf lint && BUF=$(BIN)/buf sh tools/schema_breaking.sh
+	@echo '· schema'; $(BIN)/buf lint && BUF=$(BIN)/buf sh deploy/setup/schema_breaking.sh
 
 check-generated: $(VENV)/check
 	@echo '· generated code'; $(BIN)/python proto/generate.py --check
@@ -96,12 +96,12 @@ ifneq ($(shell test -x $(BIN)/python && cat $(VENV)/made-for 2>/dev/null),$(MADE
 endif
 
 $(VENV)/made-for:
-	@PYTHON='$(PYTHON)' sh tools/environment.sh $(VENV) $(DEVICE)
+	@PYTHON='$(PYTHON)' sh deploy/setup/environment.sh $(VENV) $(DEVICE)
 	@printf '%s\n' '$(DEVICE)' > $(VENV)/device && printf '%s\n' '$(MADE_FOR)' > $@
 
 # What each verb needs, and no more: a stamp per set of packages, newer than what it was resolved from.
 REQUIREMENTS := pyproject.toml clients/python/pyproject.toml constraints.txt
-INSTALL := sh tools/install.sh $(BIN)/python
+INSTALL := sh deploy/setup/install.sh $(BIN)/python
 
 $(VENV)/run: $(VENV)/made-for $(REQUIREMENTS)
 	@$(INSTALL) 'mlx-stream for $(DEVICE)' -e clients/python -e '.[$(DEVICE)]' && touch $@

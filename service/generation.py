@@ -19,8 +19,8 @@ from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
-from service.rpc import off_loop_if_large
 from service.metadata import priority_of
+from service.rpc import off_loop_if_large
 from service.stream import ResponseStream
 
 if TYPE_CHECKING:

@@ -64,6 +64,7 @@ def pull_with_bar(reference: str) -> ModelLocation:
         TransferSpeedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         return catalogue.pull(reference, _shown_on(bar))
 

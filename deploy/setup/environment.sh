@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make a fresh virtual environment: tools/environment.sh FOLDER DEVICE
+# Make a fresh virtual environment: deploy/setup/environment.sh FOLDER DEVICE
 # Takes the first Python that is new enough and whole; $PYTHON, where set, is the only candidate.
 set -eu
 folder=$1 device=$2

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install into a virtual environment at the locked versions: tools/install.sh PYTHON TITLE PIP-ARGUMENT...
+# Install into a virtual environment at the locked versions: deploy/setup/install.sh PYTHON TITLE PIP-ARGUMENT...
 # Shows the large downloads and a summary of what pip prints; its errors pass through. Modules are compiled when first
 # used, since most never are.
 set -eu

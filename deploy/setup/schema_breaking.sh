@@ -1,5 +1,5 @@
 #!/bin/sh
-# Compare the schema with the one it must stay compatible with: BUF=path/to/buf tools/schema_breaking.sh [REVISION]
+# Compare the schema with the one it must stay compatible with: BUF=path/to/buf deploy/setup/schema_breaking.sh [REVISION]
 # Default: where this branch left main; on main itself, the newest release, or before the first one the commit before.
 set -eu
 
