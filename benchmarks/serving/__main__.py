@@ -1,0 +1,125 @@
+"""`python -m benchmarks.serving [--quick] [--only NAME]`: measure, show, and keep the results.
+
+Results go to `results/NAME.json` here; a full run also renews the plot beside it and the page `docs/benchmarks.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.serving.arena import Arena
+from benchmarks.serving.calibration import machine_facts
+from benchmarks.serving.cancelling import measure_cancel, measure_leaving
+from benchmarks.serving.delivery import measure_delivery
+from benchmarks.serving.environments import MLX_LM, REPOSITORY, SMG_SERVICER, Workshop
+from benchmarks.serving.gaps import measure_gaps
+from benchmarks.serving.loads import (
+    measure_decode,
+    measure_load,
+    measure_single,
+    measure_stock,
+    measure_transport,
+)
+from benchmarks.serving.plot import plot_of
+from benchmarks.serving.prompts import Prompts
+from benchmarks.serving.report import markdown, show
+from benchmarks.serving.starting import measure_start
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from benchmarks.serving.goals import Results
+
+    Measure = Callable[[Arena], Awaitable[list[dict[str, Any]]]]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PAGE = REPOSITORY / "docs" / "benchmarks.md"
+LIMIT_SECONDS = 60 * 60
+MEASURES: dict[str, Measure] = {
+    "load": measure_load,
+    "decode": measure_decode,
+    "transport": measure_transport,
+    "single": measure_single,
+    "gaps": measure_gaps,
+    "cancel": measure_cancel,
+    "leaving": measure_leaving,
+    "delivery": measure_delivery,
+    "start": measure_start,
+    "stock": measure_stock,
+}
+
+
+def main() -> None:
+    """Parse, prepare, measure, keep, show."""
+    arguments = _parser().parse_args()
+    if arguments.show:
+        document = json.loads(arguments.show.read_text(encoding="utf-8"))
+    else:
+        workshop = Workshop(folder=arguments.folder.resolve())
+        workshop.prepare(arguments.model)
+        document = asyncio.run(_run(workshop, arguments))
+    name = "quick" if document["quick"] else "full"
+    if not arguments.only:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if name == "full" and not arguments.only:
+        plot = RESULTS / "load.svg"
+        plot.write_text(plot_of(document["results"]["load"]), encoding="utf-8")
+        page = markdown(document, f"../{plot.relative_to(REPOSITORY).as_posix()}")
+        PAGE.write_text(page, encoding="utf-8")
+    show(document)
+
+
+async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, Any]:
+    began = time.monotonic()
+    prompts = Prompts(workshop.model, seed=arguments.seed)
+    arena = Arena(workshop, arguments.model, prompts, quick=arguments.quick, say=_say)
+    results: Results = {}
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            for name in arguments.only or MEASURES:
+                _say(f"== {name}")
+                results[name] = await MEASURES[name](arena)
+    finally:
+        arena.close()
+    rates = [rate for rate, _ in arena.calibrations] or [0.0]
+    return {
+        "quick": arguments.quick,
+        "minutes": (time.monotonic() - began) / 60,
+        "seed": arguments.seed,
+        "machine": machine_facts(REPOSITORY),
+        "peers": [MLX_LM, SMG_SERVICER],
+        "calibration": {"median": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)},
+        "results": results,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="about 3 minutes instead of 20; rough")
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASURES), help="one measure (may be repeated); keeps nothing"
+    )
+    parser.add_argument("--model", default="smollm2-135m", help="alias or .gguf file")
+    parser.add_argument(
+        "--folder", type=Path, default=REPOSITORY / "build" / "benchmarks", help="where peers are installed"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the prompts")
+    parser.add_argument(
+        "--show", type=Path, metavar="JSON", help="show kept results again, and renew what is made from them"
+    )
+    return parser
+
+
+def _say(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
