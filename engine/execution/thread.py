@@ -249,18 +249,23 @@ class EngineThread:
         return [event for job, token in zip(jobs, drawn, strict=True) for event in self._advance(job, token)]
 
     def _failed_step(self, stepper: Stepper, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
-        """A row that fails alone is guilty and ends; rows that failed together are tried one by one, from their ids."""
+        """A row that fails alone is guilty and ends; rows that failed together are tried one by one.
+
+        No state survives a failed step, since rows may share storage: every row's is rebuilt from its ids.
+        """
         correlation_id = _correlation_id()
         logger.exception("a step of %d rows failed (correlation id %s)", len(jobs), correlation_id)
+        events: list[tuple[Mailbox, GenerationEvent]] = []
         if len(jobs) > 1:
-            for job in jobs:
-                job.row.restart(stepper.make_caches())
             self._suspects = list(jobs)
-            return []
-        self._failed_steps += 1
-        if self._failed_steps >= FAILED_STEPS_LIMIT:
-            raise EngineFailedError(correlation_id)
-        return self._fail(jobs[0], GenerationFailedError(correlation_id))
+        else:
+            self._failed_steps += 1
+            if self._failed_steps >= FAILED_STEPS_LIMIT:
+                raise EngineFailedError(correlation_id)
+            events = self._fail(jobs[0], GenerationFailedError(correlation_id))
+        for job in self._jobs.running:
+            job.row.restart(stepper.make_caches())
+        return events
 
     def _advance(self, job: Job, token: int | None) -> list[tuple[Mailbox, GenerationEvent]]:
         """Commit one row's token; a fault in its text or stop rules ends this row alone."""

@@ -208,7 +208,7 @@ async def test_a_failing_shared_step_ends_the_guilty_row_alone(harness):
     assert isinstance((await end_of(bad)).error, GenerationFailedError)
     good = await end_of(first)
     assert (good.finish_reason, good.stats.generated_tokens) == (FinishReason.LENGTH, 6)
-    assert first.row.restarts == 1
+    assert first.row.restarts >= 1
     assert harness.thread._suspects == []
     after, _ = harness.submit()
     assert (await end_of(after)).finish_reason is FinishReason.LENGTH
