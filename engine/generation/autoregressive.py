@@ -1,22 +1,26 @@
 """The autoregressive method: one packed forward over every row's next unit, then one draw for each row due.
 
-There is no second loop: a single request is a step with one row. Runs on the engine thread.
+There is no second loop: a single request is a step with one row. A step may be dispatched before the tokens of the one
+before it are read, which then reach it on the device. Runs on the engine thread.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
 from engine.contracts.graph import PackedSegment
+from engine.generation.row import RowUnit
 from engine.sampling.sampler import Draw, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
-    from engine.generation.row import Row, RowUnit
+    from engine.generation.row import Row
+    from engine.sampling.sampler import SampledTokens
 
 
 def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[int | None]:
@@ -25,28 +29,130 @@ def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> l
     Returns:
         For each row the token sampled for it, or None while its prompt is still being prefilled.
     """
-    units = [row.next_unit() for row in rows]
-    tokens = mx.array([[token for unit in units for token in unit.tokens]], dtype=mx.uint32)
-    segments = [PackedSegment(len(unit.tokens), row.caches) for row, unit in zip(rows, units, strict=True)]
-    hidden = binding.hidden(tokens, segments)
-    sampled = _sampled(binding, hidden, rows, units)
-    mx.eval(sampled, [cache.arrays() for row in rows for cache in row.caches])
-    for row, unit in zip(rows, units, strict=True):
-        row.settle(unit)
-    drawn = iter(cast("list[int]", sampled.tolist()) if sampled is not None else [])
-    return [next(drawn) if unit.samples else None for unit in units]
+    return dispatch_packed_step(binding, rows).read()
 
 
-def _sampled(
-    binding: MlxAutoregressiveBinding, hidden: mx.array, rows: Sequence[Row], units: Sequence[RowUnit]
-) -> mx.array | None:
-    """Ids [R] of the rows that are due, unevaluated; only their last positions are projected."""
+def dispatch_packed_step(
+    binding: MlxAutoregressiveBinding, rows: Sequence[Row], after: PendingStep | None = None
+) -> PendingStep:
+    """Start a step without waiting for it.
+
+    Args:
+        binding: the graph.
+        rows: who takes part; of those in `after`, only rows that `after.may_follow`.
+        after: the step before, when it was not read yet. It must be read before the new one is.
+    """
+    shares = [_share(row, after) for row in rows]
+    segments = [PackedSegment(len(share.unit.tokens), share.row.caches) for share in shares]
+    hidden = binding.hidden(_packed_tokens(shares, after), segments)
+    sampled = _sampled(binding, hidden, shares)
+    states = [array for share in shares for cache in share.row.caches for array in cache.arrays()]
+    mx.async_eval([] if sampled is None else sampled.arrays(), states)  # type: ignore[no-untyped-call]
+    for share in shares:
+        share.row.settle(share.unit)
+    return PendingStep(shares, sampled, after)
+
+
+class PendingStep:
+    """A step that runs. A row that ends meanwhile is closed as ever, and its token here ignored."""
+
+    def __init__(self, shares: Sequence[_Share], sampled: SampledTokens | None, after: PendingStep | None) -> None:
+        self._shares = shares
+        self._sampled = sampled
+        self._after = after
+        self._places = {share.row: place for place, share in enumerate(s for s in shares if s.unit.samples)}
+        self._misled: set[Row] = set()
+
+    @property
+    def tokens(self) -> mx.array | None:
+        """The ids [R] on the device, for the rows that sample."""
+        return None if self._sampled is None else self._sampled.tokens
+
+    def place(self, row: Row) -> int | None:
+        """The index of the row's id in `tokens`; None when it samples none here."""
+        return self._places.get(row)
+
+    def may_follow(self, row: Row) -> bool:
+        """Whether `row` may take part in the next step before this one is read.
+
+        Its first token may not: it is wanted on the host before anything else is computed. Its last has no successor.
+        """
+        if row not in self._places:
+            return True
+        return 0 < row.next_index < row.options.max_tokens - 1 and row not in self._rows_misled_before()
+
+    def read(self) -> list[int | None]:
+        """Wait, and return what `run_packed_step` returns.
+
+        None also stands for a row that was fed a token which turned out to be another: it stands where it stood.
+        """
+        misled = self._rows_misled_before()
+        self._after = None
+        if self._sampled is None:
+            mx.synchronize()  # holding a cache's arrays, to wait for them alone, would make the next step copy them
+        drawn = iter([] if self._sampled is None else self._read_tokens(self._sampled))
+        return [self._settled(share, next(drawn), misled) if share.unit.samples else None for share in self._shares]
+
+    def _rows_misled_before(self) -> set[Row]:
+        return set() if self._after is None else self._after._misled  # noqa: SLF001 - its own kind
+
+    def _read_tokens(self, sampled: SampledTokens) -> list[int]:
+        guessed = cast("list[int]", sampled.tokens.tolist())
+        ids = sampled.read()
+        self._misled = {row for row, place in self._places.items() if ids[place] != guessed[place]}
+        return ids
+
+    def _settled(self, share: _Share, token: int, misled: set[Row]) -> int | None:
+        if share.follows is None or share.row not in misled:
+            return token
+        self._misled.discard(share.row)
+        for cache in share.row.caches:
+            cache.trim(1)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """One row's part of a step. `follows` is the place of its token in the step before, when that is still unread."""
+
+    row: Row
+    unit: RowUnit
+    follows: int | None
+
+
+_UNREAD = RowUnit((0,), samples=True)
+
+
+def _share(row: Row, after: PendingStep | None) -> _Share:
+    follows = None if after is None else after.place(row)
+    return _Share(row, row.next_unit() if follows is None else _UNREAD, follows)
+
+
+def _packed_tokens(shares: Sequence[_Share], after: PendingStep | None) -> mx.array:
+    """Ids [1, T] uint32; those that are unread stay on the device."""
+    follows = [share.follows for share in shares]
+    if after is not None and after.tokens is not None and follows == list(range(after.tokens.size)):
+        return after.tokens[None]
+    tokens = mx.array([[token for share in shares for token in share.unit.tokens]], dtype=mx.uint32)
+    places, unread, end = [], [], 0
+    for share in shares:
+        if share.follows is not None:
+            places.append(end)
+            unread.append(share.follows)
+        end += len(share.unit.tokens)
+    if after is not None and after.tokens is not None and places:
+        tokens[0, mx.array(places)] = after.tokens[mx.array(unread)]
+    return tokens
+
+
+def _sampled(binding: MlxAutoregressiveBinding, hidden: mx.array, shares: Sequence[_Share]) -> SampledTokens | None:
+    """A token for each row that is due; only their last positions are projected."""
     positions, draws, end = [], [], 0
-    for row, unit in zip(rows, units, strict=True):
-        end += len(unit.tokens)
-        if unit.samples:
+    for share in shares:
+        end += len(share.unit.tokens)
+        if share.unit.samples:
             positions.append(end - 1)
-            draws.append(Draw(row.options, row.next_index))
+            draws.append(Draw(share.row.options, share.row.next_index + (share.follows is not None)))
     if not positions:
         return None
     selected = hidden if len(positions) == hidden.shape[1] else hidden[:, mx.array(positions)]

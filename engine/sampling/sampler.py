@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
 from engine.ops.exponential import log_sum_exp
 from engine.sampling import filters
+from engine.sampling.greedy import GreedyChoice, choose_greedily
 from engine.sampling.keys import step_key
 
 if TYPE_CHECKING:
@@ -28,7 +29,42 @@ class Draw:
     step: int
 
 
-def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -> mx.array:
+class SampledTokens:
+    """One token for each row: on the device at once, on the host after `read`."""
+
+    __slots__ = ("_composed", "_greedy", "_greedy_logits", "_greedy_rows", "tokens")
+
+    def __init__(
+        self,
+        tokens: mx.array,
+        *,
+        greedy: GreedyChoice | None = None,
+        greedy_rows: Sequence[int] = (),
+        greedy_logits: mx.array | None = None,
+        composed: bool = False,
+    ) -> None:
+        """`tokens` are ids [R] uint32, unevaluated; those of `greedy_rows` were chosen from `greedy_logits`."""
+        self.tokens = tokens
+        self._greedy = greedy
+        self._greedy_rows = greedy_rows
+        self._greedy_logits = greedy_logits
+        self._composed = composed
+
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated before `read` is quick."""
+        return [self.tokens] if self._greedy is None else [self.tokens, self._greedy.tokens, self._greedy.earliest]
+
+    def read(self) -> list[int]:
+        """The ids. Where rounding may tie two greedy scores, the id may differ from that in `tokens`."""
+        ids = cast("list[int]", self.tokens.tolist())
+        if self._greedy is not None and self._greedy_logits is not None:
+            for place in self._greedy.unsure():
+                logprobs = log_softmax(self._greedy_logits[place], composed=self._composed)
+                ids[self._greedy_rows[place]] = cast("int", mx.argmax(logprobs).item())
+        return ids
+
+
+def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -> SampledTokens:
     """Choose a token for each row.
 
     Args:
@@ -36,21 +72,21 @@ def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -
         draws: options and step of each row, in the same order.
         composed: avoid the library's exponential.
 
-    Returns:
-        Token ids [R] uint32, unevaluated.
-
     Source: reference, autoregressive §3.2 (order of filters) and §3.3 (keys).
     """
-    logprobs = log_softmax(logits, composed=composed)
-    greedy = [is_greedy(draw.options) for draw in draws]
-    if all(greedy):
-        return mx.argmax(logprobs, axis=-1)
-    return mx.stack(
-        [
-            mx.argmax(row, axis=-1) if plain else _draw(row, draw)
-            for row, draw, plain in zip(logprobs, draws, greedy, strict=True)
-        ]
-    ).astype(mx.uint32)
+    wide = logits.astype(mx.float32)
+    greedy_rows = [row for row, draw in enumerate(draws) if is_greedy(draw.options)]
+    if not greedy_rows:
+        return SampledTokens(mx.stack(_drawn(wide, draws, range(len(draws)), composed)))
+    greedy_logits = wide if len(greedy_rows) == len(draws) else wide[mx.array(greedy_rows)]
+    choice = choose_greedily(greedy_logits)
+    tokens = choice.tokens
+    if len(greedy_rows) < len(draws):
+        others = [row for row in range(len(draws)) if row not in set(greedy_rows)]
+        chosen = dict(zip(greedy_rows, choice.tokens, strict=True))
+        chosen |= zip(others, _drawn(wide, draws, others, composed), strict=True)
+        tokens = mx.stack([chosen[row] for row in range(len(draws))])
+    return SampledTokens(tokens, greedy=choice, greedy_rows=greedy_rows, greedy_logits=greedy_logits, composed=composed)
 
 
 def log_softmax(logits: mx.array, *, composed: bool = False) -> mx.array:
@@ -64,12 +100,18 @@ def is_greedy(options: ResolvedOptions) -> bool:
     return options.temperature < MIN_TEMPERATURE
 
 
+def _drawn(logits: mx.array, draws: Sequence[Draw], rows: Sequence[int], composed: bool) -> list[mx.array]:
+    """One id for each of `rows`. Row by row: the cost is in the elements, so that rows gain nothing from company."""
+    return [_draw(log_softmax(logits[row], composed=composed), draws[row]) for row in rows]
+
+
 def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
     options = draw.options
     if 0 < options.top_p < 1:
-        logprobs = filters.top_p(logprobs, options.top_p)
+        logprobs = filters.top_p(logprobs, options.top_p, at_most=options.top_k)
     if options.min_p > 0:
         logprobs = filters.min_p(logprobs, options.min_p, options.min_tokens_to_keep)
     if options.top_k > 0:
         logprobs = filters.top_k(logprobs, options.top_k)
-    return mx.random.categorical(logprobs / options.temperature, key=step_key(options.seed, draw.step))
+    key = step_key(options.seed, draw.step)
+    return mx.random.categorical(logprobs / options.temperature, key=key).astype(mx.uint32)

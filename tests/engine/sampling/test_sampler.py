@@ -79,7 +79,7 @@ def test_top_k_keeps_exactly_k_and_everything_at_or_past_the_vocabulary(count):
 
 def test_greedy_takes_the_first_of_equal_scores():
     row = mx.zeros((1, VOCAB))
-    assert sample(row, [Draw(options(), 0)]).tolist() == [0]
+    assert sample(row, [Draw(options(), 0)]).read() == [0]
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -87,9 +87,9 @@ def test_greedy_takes_the_first_of_equal_scores():
 def test_tiny_temperatures_equal_greedy_in_every_dtype(temperature, dtype):
     rows = mx.array(logits(11, rows=4, scale=30.0)).astype(dtype)
     rows[:, 7] = 200
-    greedy = sample(rows, [Draw(options(), 0)] * 4).tolist()
+    greedy = sample(rows, [Draw(options(), 0)] * 4).read()
     assert greedy == [7] * 4
-    assert sample(rows, [Draw(options(temperature=temperature), 0)] * 4).tolist() == greedy
+    assert sample(rows, [Draw(options(temperature=temperature), 0)] * 4).read() == greedy
 
 
 def test_a_row_draws_the_same_whatever_stands_beside_it():
@@ -99,22 +99,22 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
         for seed, p, k, step in [(1, 0, 0, 0), (1, 0.9, 0, 0), (2, 0, 5, 3), (1, 0, 0, 9), (7, 0.5, 3, 1), (0, 0, 0, 0)]
     ]
     draws[3] = Draw(options(), 9)
-    together = sample(rows, draws).tolist()
-    alone = [sample(rows[index : index + 1], [draw]).item() for index, draw in enumerate(draws)]
+    together = sample(rows, draws).read()
+    alone = [sample(rows[index : index + 1], [draw]).read()[0] for index, draw in enumerate(draws)]
     assert together == alone
 
 
 def test_the_draw_is_the_categorical_draw_of_the_step_key():
     rows = mx.array(logits(9))
     wanted = mx.random.categorical(log_softmax(rows)[0] / 0.7, key=step_key(123, 4)).item()
-    assert sample(rows, [Draw(options(temperature=0.7, seed=123), 4)]).item() == wanted
+    assert sample(rows, [Draw(options(temperature=0.7, seed=123), 4)]).read()[0] == wanted
 
 
 def test_draws_follow_the_distribution():
     rows = mx.array([[0.0, math.log(2), math.log(5)]])
     counts = np.zeros(3)
     for step in range(1600):
-        counts[sample(rows, [Draw(options(temperature=1.0), step)]).item()] += 1
+        counts[sample(rows, [Draw(options(temperature=1.0), step)]).read()[0]] += 1
     expected = np.array([1, 2, 5]) / 8 * 1600
     assert ((counts - expected) ** 2 / expected).sum() < 13.8, counts
 
@@ -123,3 +123,28 @@ def test_log_softmax_sums_to_one_in_sixteen_bits():
     row = log_softmax(mx.array(logits(2, scale=20.0)).astype(mx.float16))
     assert row.dtype == mx.float32
     assert abs(float(mx.exp(row).sum()) - 1) < 1e-4
+
+
+@given(st.integers(0, 10**6), st.sampled_from([-9.0, -1.0, 0.0, 0.3, 3.0, 7.9, 15.99, 40.0]), st.integers(1, 40))
+@settings(max_examples=150, deadline=None)
+def test_greedy_takes_the_first_of_scores_that_rounding_ties(seed, base, spread):
+    generator = np.random.default_rng(seed)
+    near = np.float32(base) + generator.integers(-spread, 1, size=(2, 5000)).astype(np.float32) * np.float32(2.0**-23)
+    rows = mx.array(near)
+    wanted = mx.argmax(log_softmax(rows), axis=-1).tolist()
+    assert sample(rows, [Draw(options(), 0)] * 2).read() == wanted
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 4.0], ids=["flat", "ordinary", "peaked"])
+@pytest.mark.parametrize("probability", [0.05, 0.5, 0.95])
+def test_top_p_of_a_large_vocabulary_keeps_what_a_full_sort_keeps(probability, scale):
+    row = np.random.default_rng(4).normal(size=5000).astype(np.float32) * scale
+    logprobs = naive_logprobs(row)
+    order = np.argsort(-logprobs)
+    before = np.concatenate([[0.0], np.cumsum(np.exp(logprobs[order]))[:-1]])
+    wanted = {int(token) for token, mass in zip(order, before, strict=True) if mass < probability}
+    found = kept(filters.top_p(mx.array(logprobs.astype(np.float32)), probability))
+    assert len(found ^ wanted) <= 1
+    if len(wanted) > 20:
+        limited = filters.top_k(filters.top_p(mx.array(logprobs.astype(np.float32)), probability, at_most=20), 20)
+        assert kept(limited) == set(order[:20].tolist())

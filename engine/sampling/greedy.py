@@ -1,0 +1,39 @@
+"""The greedy choice: the first of the largest normalised scores, without normalising where that cannot matter.
+
+The rule: with L the logarithm of the sum of exponentials, take the first index that attains the largest score, which
+is x - L rounded. Rounding is monotonic, so that only a logit within one rounding step of the largest can reach the
+same score. As L - max x lies between 0 and ln V, scores stay within 16 of zero, and a step there is at most 2^-20.
+Hence, if no earlier index holds a logit within 2^-20 of the largest, the plain argmax is the answer; else L decides,
+at the price of one exponential for each token of the vocabulary. Logits that close are rare.
+Source: reference, autoregressive §3.2 (rounding ties).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import mlx.core as mx
+
+ROUNDING_STEP = 2.0**-20
+"""A rounding step below 16; for vocabularies of up to four million tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyChoice:
+    """Plain choices [R], and the first index within a rounding step of each. Where they agree, they are final."""
+
+    tokens: mx.array
+    earliest: mx.array
+
+    def unsure(self) -> list[int]:
+        """The rows whose plain choice must be checked by the rule."""
+        pairs = zip(cast("list[int]", self.tokens.tolist()), cast("list[int]", self.earliest.tolist()), strict=True)
+        return [row for row, (token, earliest) in enumerate(pairs) if token != earliest]
+
+
+def choose_greedily(logits: mx.array) -> GreedyChoice:
+    """Choose from `logits` [R, V] float32."""
+    tokens = mx.argmax(logits, axis=-1)
+    top = mx.take_along_axis(logits, tokens[:, None], axis=-1)
+    return GreedyChoice(tokens=tokens, earliest=mx.argmax(logits >= top - ROUNDING_STEP, axis=-1))

@@ -1,0 +1,177 @@
+"""Steps dispatched ahead of the host: the same ids and the same books as steps that wait for each other."""
+
+import time
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+
+from engine.contracts.cancellation import AbortSignal
+from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
+from engine.contracts.options import ResolvedOptions
+from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
+from engine.generation.row import Row
+from engine.sampling.sampler import log_softmax
+from engine.state.kv_pool import KvPool
+from tests.engine.models import tiny_llama
+
+
+class NoText:
+    """Text is not the subject here."""
+
+    def push(self, token):
+        return type("Pushed", (), {"token_bytes": b"", "text": "", "matched_stop": None})()
+
+    def finish(self):
+        return ""
+
+
+def row(caches, prompt, **changes):
+    options = {
+        "max_tokens": 9,
+        "eos_token_ids": (),
+        "stop_sequences": (),
+        "prefill_chunk_size": 4,
+        "temperature": 0.0,
+        "top_p": 0.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "min_tokens_to_keep": 1,
+        "seed": 3,
+        "seed_was_explicit": True,
+    }
+    made = Row(
+        prompt=prompt,
+        options=ResolvedOptions(**(options | changes)),
+        signal=AbortSignal(),
+        text=NoText(),
+        tail_split=True,
+        submitted_at=0.0,
+        clock=time.perf_counter,
+    )
+    made.admit(caches)
+    return made
+
+
+def committed(rows, drawn, ids):
+    """Commit what was drawn; returns the rows that go on."""
+    left = []
+    for made, token in zip(rows, drawn, strict=True):
+        if made.caches:
+            if token is not None:
+                ids.setdefault(made, []).append(token)
+                if made.commit(token)[2] is not None:
+                    made.close()
+                    continue
+            left.append(made)
+    return left
+
+
+def waiting(binding, rows):
+    ids, left = {}, list(rows)
+    while left:
+        left = committed(left, run_packed_step(binding, left), ids)
+    return [ids[made] for made in rows]
+
+
+def ahead(binding, rows):
+    """Each step is dispatched before the one before it is read, with the rows that may follow."""
+    ids, pending, stepping = {}, dispatch_packed_step(binding, rows), list(rows)
+    overlapped = 0
+    while stepping:
+        following = [made for made in rows if made.caches and pending.may_follow(made)]
+        after = dispatch_packed_step(binding, following, pending) if following else None
+        overlapped += sum(pending.place(made) is not None for made in following)
+        committed(stepping, pending.read(), ids)
+        if after is None:
+            following = [made for made in rows if made.caches]
+            after = dispatch_packed_step(binding, following) if following else None
+        pending, stepping = after, following
+    return [ids[made] for made in rows], overlapped
+
+
+def company(binding, **changes):
+    prompts = [tiny_llama.random_prompt(seed, length) for seed, length in ((1, 3), (2, 11), (3, 1), (4, 6), (5, 9))]
+    options = [{}, {"temperature": 0.9}, {"max_tokens": 1}, {"max_tokens": 2}, {"temperature": 0.7, "top_p": 0.8}]
+    return [
+        row(binding.make_cache(), prompt, **(option | changes)) for prompt, option in zip(prompts, options, strict=True)
+    ]
+
+
+@pytest.fixture
+def binding(tmp_path):
+    tiny_llama.write(tmp_path, scale=20.0)
+    return tiny_llama.bind(tmp_path)
+
+
+def test_steps_ahead_choose_the_ids_of_steps_that_wait(binding):
+    wanted = waiting(binding, company(binding))
+    found, overlapped = ahead(binding, company(binding))
+    assert found == wanted
+    assert [len(ids) for ids in found] == [9, 9, 1, 2, 9]
+    assert overlapped >= 15
+
+
+def test_a_row_that_ends_after_its_successor_was_dispatched_leaves_nothing(binding):
+    wanted = waiting(binding, company(binding))
+    eos = (wanted[0][3],)
+    rows = company(binding, eos_token_ids=eos)
+    found, _ = ahead(binding, rows)
+    assert found == [[*ids[: ids.index(eos[0])], eos[0]] if eos[0] in ids else ids for ids in wanted]
+    assert [made.caches for made in rows] == [[]] * 5
+
+
+def test_caches_hold_what_was_fed_and_nothing_else(binding):
+    made = row(binding.make_cache(), [1, 2, 3])
+    while made.next_index == 0:
+        committed([made], run_packed_step(binding, [made]), {})
+    first = dispatch_packed_step(binding, [made])
+    second = dispatch_packed_step(binding, [made], first)
+    committed([made], first.read(), {})
+    committed([made], second.read(), {})
+    assert {cache.offset for cache in made.caches} == {5}
+    assert len(made.stats().cache_tokens) == 5
+
+
+VOCAB = 8192
+
+
+@dataclass
+class NearTies:
+    """A graph of one step's memory whose two best scores are tied by rounding after every token."""
+
+    plain: int
+    composition: Composition = COMPOSITION_DEFAULTS
+
+    def hidden(self, tokens, segments):
+        for segment in segments:
+            for cache in segment.caches:
+                zeros = mx.zeros((1, 1, segment.length, 4))
+                cache.attend(zeros, zeros, zeros, scale=1.0)
+        return tokens[..., None].astype(mx.float32)
+
+    def project(self, hidden):
+        logits = mx.broadcast_to(near_tie(), (1, hidden.shape[1], VOCAB))
+        # Whoever was fed the plain choice would go astray.
+        return mx.where(hidden == self.plain, mx.arange(VOCAB)[None, None].astype(mx.float32), logits)
+
+
+def near_tie():
+    """Logits whose largest, at 7, is above the others by a quarter of a rounding step of their normalised scores."""
+    logits = mx.full((VOCAB,), 3.0)
+    logits[7] = 3.0 + 2.0**-22
+    assert mx.argmax(logits).item() == 7
+    assert mx.argmax(log_softmax(logits, composed=True)).item() == 0
+    return logits
+
+
+def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
+    graph = NearTies(plain=7)
+    pool = KvPool(1)
+    wanted = waiting(graph, [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])])
+    assert wanted == [[0] * 9] * 2
+    rows = [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])]
+    found, overlapped = ahead(graph, rows)
+    assert found == wanted
+    assert overlapped > 0
+    assert pool.nbytes == 0
