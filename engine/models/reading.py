@@ -12,7 +12,15 @@ import mlx.core as mx
 
 from engine.artifacts.weights import DenseTensor, dense
 from engine.ops.embedding import Embedding
-from engine.ops.linear import DenseLinear, DenseWeight, QuantizedLinear, QuantizedWeight, StackedLinear, build_linear
+from engine.ops.linear import (
+    DenseLinear,
+    DenseWeight,
+    QuantizedLinear,
+    QuantizedWeight,
+    StackedLinear,
+    TiledLinear,
+    build_linear,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +30,7 @@ if TYPE_CHECKING:
     from engine.ops.linear import Weight
     from engine.runtime.policy import LayoutPolicy
 
-Product = DenseLinear | QuantizedLinear | StackedLinear
+Product = DenseLinear | QuantizedLinear | StackedLinear | TiledLinear
 
 
 class WeightReader:
@@ -36,7 +44,12 @@ class WeightReader:
         self._layout = layout
         self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
+        self._row_tile_tokens: int | None = None
         self.resident_bytes = 0
+
+    def tile_rows(self, tokens: int | None) -> None:
+        """Make the products read from now on take exactly `tokens` at once; None takes what there is."""
+        self._row_tile_tokens = tokens
 
     def linear(self, *modules: str) -> Product:
         """One product over `modules`, joined in order; additive biases come along where stored."""
@@ -44,7 +57,7 @@ class WeightReader:
         biases = [self._optional_vector(f"{module}.bias") for module in modules]
         product = build_linear(weights, biases, pretranspose=self._layout.pretranspose_linear)
         self._settle(product.arrays())
-        return product
+        return self._tiled(product)
 
     def embedding(self, module: str) -> Embedding:
         """A token table."""
@@ -57,7 +70,7 @@ class WeightReader:
         head = table.as_head(pretranspose=self._layout.pretranspose_linear)
         if self._layout.pretranspose_linear:
             self._settle(head.arrays())
-        return head
+        return self._tiled(head)
 
     def vector(self, name: str) -> mx.array:
         """A one-dimensional weight, such as a norm's gain."""
@@ -68,6 +81,9 @@ class WeightReader:
     def finish(self) -> None:
         """Check that every stored tensor was used, and let go of the files; raises the store's errors."""
         self._store.audit()
+
+    def _tiled(self, product: DenseLinear | QuantizedLinear | StackedLinear) -> Product:
+        return product if self._row_tile_tokens is None else TiledLinear(product, self._row_tile_tokens)
 
     def _optional_vector(self, name: str) -> mx.array | None:
         tensor = self._store.take_optional(name)

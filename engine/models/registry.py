@@ -27,6 +27,7 @@ def build_graph(config: ModelConfig, reader: WeightReader, composition: Composit
     if graph_class is None:
         known = ", ".join(sorted(_GRAPHS))
         raise UnsupportedArtifactError("config.json", f"model_type {config.model_type!r} is not one of: {known}")
+    reader.tile_rows(composition.row_tile_tokens)
     graph = graph_class(config, reader, composition)
     reader.finish()
     return graph

@@ -133,6 +133,38 @@ class StackedLinear:
         return mx.concatenate([part(x) for part in self._parts], axis=-1)
 
 
+class TiledLinear:
+    """A product that always takes `tile_tokens` tokens at once, so that its rounding does not depend on their number.
+
+    Libraries choose another order of sums by the number of rows; with one number there is one order.
+    """
+
+    __slots__ = ("_product", "_tile_tokens")
+
+    def __init__(self, product: DenseLinear | QuantizedLinear | StackedLinear, tile_tokens: int) -> None:
+        """Cut the inputs of `product`."""
+        self._product = product
+        self._tile_tokens = tile_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weights hold."""
+        return self._product.nbytes
+
+    def arrays(self) -> list[mx.array]:
+        """The resident arrays."""
+        return self._product.arrays()
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return the product of `x` [1, T, in]: [1, T, out]."""
+        tokens, tile = x.shape[1], self._tile_tokens
+        filled = mx.pad(x, [(0, 0), (0, -tokens % tile), (0, 0)]) if tokens % tile else x
+        # One product for each tile: mlx would fold tiles along another axis back into one tall product.
+        parts = [self._product(filled[:, start : start + tile]) for start in range(0, tokens, tile)]
+        joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+        return joined[:, :tokens]
+
+
 def build_linear(
     weights: Sequence[Weight], biases: Sequence[mx.array | None], *, pretranspose: bool
 ) -> DenseLinear | QuantizedLinear | StackedLinear:

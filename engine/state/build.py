@@ -27,12 +27,13 @@ class CacheBuilder:
             raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
         self._geometry = geometry
         self._composed = composition.composes_exponentials
-        self._pool = KvPool(geometry.layers) if self._composed else None
+        together = self._composed and composition.row_tile_tokens is None
+        self._pool = KvPool(geometry.layers) if together else None
 
     def make_caches(self) -> list[Cache]:
         """Fresh caches, one per layer."""
         if self._pool is None:
-            return [KvCache(window=self._window(kind)) for kind in self._geometry.layer_types]
+            return [KvCache(window=self._window(kind), composed=self._composed) for kind in self._geometry.layer_types]
         return [
             KvCache(window=self._window(kind), composed=True) if self._window(kind) else pooled
             for kind, pooled in zip(self._geometry.layer_types, self._pool.make_caches(), strict=True)
