@@ -27,8 +27,8 @@ class Composition:
     """The facts. `prefill_chunk_tokens` None leaves the width to the prefill policy.
 
     `device` is "cpu", "metal" or "cuda"; `compute_dtype` names the dtype of activations and dense weights.
-    `row_tile_tokens` makes every product take exactly so many tokens, filled up with zeros or split, and every row attend
-    by itself: a row's bits then do not depend on who shares its steps. None lets products take what there is.
+    `row_tile_tokens` makes every product take exactly so many tokens, filled up with zeros or split, and every row
+    attend by itself: a row's bits then do not depend on who shares its steps. None lets products take what there is.
     `library_arithmetic` keeps the library's own softmax and sigmoid, bit for bit, where faster forms are known.
     """
 

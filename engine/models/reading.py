@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.weights import DenseTensor, dense
+from engine.ops.dequantization import Dequantizer
 from engine.ops.embedding import Embedding
 from engine.ops.linear import (
     DenseLinear,
@@ -25,7 +26,7 @@ from engine.ops.linear import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.artifacts.tensors import StoredTensor
+    from engine.artifacts.tensors import QuantizedTensor, StoredTensor
     from engine.artifacts.weights import WeightStore
     from engine.ops.linear import Weight
     from engine.runtime.policy import LayoutPolicy
@@ -45,6 +46,7 @@ class WeightReader:
         self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
         self._row_tile_tokens: int | None = None
+        self._dequantizer = Dequantizer()
         self.resident_bytes = 0
 
     def tile_rows(self, tokens: int | None) -> None:
@@ -80,6 +82,7 @@ class WeightReader:
 
     def finish(self) -> None:
         """Check that every stored tensor was used, and let go of the files; raises the store's errors."""
+        self._dequantizer.close()
         self._store.audit()
 
     def _tiled(self, product: DenseLinear | QuantizedLinear | StackedLinear) -> Product:
@@ -90,8 +93,10 @@ class WeightReader:
         return None if tensor is None else dense(tensor, self._dtype)
 
     def _weight(self, tensor: StoredTensor) -> Weight:
-        if self._layout.dequantize or isinstance(tensor, DenseTensor):
+        if isinstance(tensor, DenseTensor):
             return DenseWeight(dense(tensor, self._dtype))
+        if self._layout.dequantize:
+            return DenseWeight(self._unpacked(tensor))
         affine = tensor.mode == "affine"  # other modes keep their own kind of scales
         return QuantizedWeight(
             weight=tensor.weight,
@@ -101,6 +106,12 @@ class WeightReader:
             group_size=tensor.group_size,
             mode=tensor.mode,
         )
+
+    def _unpacked(self, tensor: QuantizedTensor) -> mx.array:
+        biases = tensor.biases
+        if self._dtype != mx.float32 or biases is None or not Dequantizer.handles(tensor.bits, tensor.mode):
+            return dense(tensor, self._dtype)
+        return self._dequantizer.dense(tensor.weight, tensor.scales, biases, bits=tensor.bits)
 
     def _settle(self, arrays: list[mx.array]) -> None:
         self._before_each()

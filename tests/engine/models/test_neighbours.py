@@ -1,4 +1,4 @@
-"""With fixed row tiles, a row's logits are the same bits whoever shares its steps: 1 to 32 rows, prompts beside tokens."""
+"""With fixed row tiles, a row's logits are the same bits whoever shares its steps: up to 32 rows, prompts too."""
 
 import mlx.core as mx
 import numpy as np
@@ -28,7 +28,7 @@ class Company:
         parts = [*others[:place], watched, *others[place:]]
         caches = [*self.caches[1 : place + 1], self.caches[0], *self.caches[place + 1 :]]
         segments = [PackedSegment(len(part), cache) for part, cache in zip(parts, caches, strict=True)]
-        hidden = self.binding.hidden(mx.array([sum(parts, [])], dtype=mx.uint32), segments)
+        hidden = self.binding.hidden(mx.array([[token for part in parts for token in part]], dtype=mx.uint32), segments)
         start = sum(len(part) for part in parts[:place])
         return self.binding.project(hidden)[0, start : start + len(watched)]
 
