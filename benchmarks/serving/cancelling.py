@@ -6,8 +6,8 @@ import asyncio
 import json
 import random
 import time
+from bisect import bisect
 from contextlib import AsyncExitStack, aclosing, suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,18 +90,20 @@ def read_notes(file: Path) -> list[Note]:
 
 
 def account(notes: list[Note], left: list[tuple[str, float]]) -> dict[str, Any]:
-    """Times from cancel to signal and to the free row, beside the steps that ran just before."""
+    """Times from cancel to signal and to the free row, beside the step in hand when the signal was raised."""
     at = {(kind, name): time for time, kind, name, _ in notes}
-    steps = sorted({time for time, kind, _, _ in notes if kind in {"token", "prefill"}})
+    between_steps = sorted({time for time, kind, _, _ in notes if kind != "aborted"})
     signal, inside, whole, own_step = [], [], [], []
     for name, cancelled_at in left:
         raised, freed = at[("aborted", name)], at[("finished", name)]
         signal.append(raised - cancelled_at)
         inside.append(freed - raised)
         whole.append(freed - cancelled_at)
-        earlier = [time for time in steps if time < raised][-3:]
-        own_step += [later - time for time, later in pairwise(earlier)]
+        place = bisect(between_steps, raised)
+        own_step.append(between_steps[place] - between_steps[place - 1])
+    shares = [seconds / step for seconds, step in zip(inside, own_step, strict=True)]
     return {
+        "signal_to_free_p99_steps": percentile(shares, 99),
         "cancels": len(left),
         **_spread("client_to_signal", signal),
         **_spread("signal_to_free", inside),

@@ -6,7 +6,6 @@ Every child leads a group of its own, and on Linux dies with its parent whatever
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,10 +15,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 STOP_SECONDS = 10.0
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+# Asks Linux for SIGKILL at the parent's death (PR_SET_PDEATHSIG is 1), then becomes the child; a hook between fork and
+# exec would run in a copy of a process that uses gRPC.
+BECOME_MORTAL = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Child:
@@ -34,14 +35,13 @@ class Child:
         self.started_at = time.monotonic()
         with log.open("wb") as sink:
             self._process = subprocess.Popen(
-                list(command),
+                [*_mortal(), *command],
                 stdin=subprocess.PIPE if speaks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if speaks else sink,
                 stderr=sink,
                 cwd=folder,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
             )
 
     @property
@@ -108,8 +108,5 @@ class Child:
             os.killpg(self._process.pid, number)
 
 
-def _die_with_parent() -> Callable[[], object] | None:
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+def _mortal() -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", BECOME_MORTAL] if sys.platform == "linux" else []

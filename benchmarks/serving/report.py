@@ -12,6 +12,8 @@ from benchmarks.serving.tables import tables_of
 if TYPE_CHECKING:
     from benchmarks.serving.tables import Table
 
+WIDTH = 120
+
 HOW = """\
 Every contestant ran on the same machine, in one run, in turns that begin with another contestant each round; while
 one had its turn the others were stopped processes. All multiply the same float32 weights (SmolLM2-135M) with the same
@@ -23,6 +25,7 @@ too. Requests are greedy, prompts are distinct, and all generate to the limit. H
 def show(document: dict[str, Any]) -> None:
     """Print all tables."""
     console = Console()
+    console.width = max(console.width, WIDTH)
     for table in tables_of(document["results"]):
         console.print(_rich(table))
     console.print(summary_line(document))

@@ -93,7 +93,7 @@ def cancel_table(results: Results) -> Table:
         for record in records
     ]
     head = ("", "cancels", "client to signal", "signal to free row", "client to free row", "one step or chunk")
-    note = "p50 / p99 in milliseconds; the steps are those right before each cancel."
+    note = "p50 / p99 in milliseconds; the step or chunk is the one in hand when the signal was raised."
     return Table(title="Cancel", note=note, head=head, rows=tuple(rows))
 
 
