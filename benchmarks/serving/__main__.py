@@ -81,11 +81,16 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
     prompts = Prompts(workshop.model, seed=arguments.seed)
     arena = Arena(workshop, arguments.model, prompts, quick=arguments.quick, say=_say)
     results: Results = {}
+    failures: dict[str, str] = {}
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             for name in arguments.only or MEASURES:
                 _say(f"== {name}")
-                results[name] = await MEASURES[name](arena)
+                try:
+                    results[name] = await MEASURES[name](arena)
+                except Exception as error:  # one measure that fails must not cost the others
+                    _say(f"{name} failed: {error!r}")
+                    failures[name] = repr(error)
     finally:
         arena.close()
     rates = [rate for rate, _ in arena.calibrations] or [0.0]
@@ -96,6 +101,7 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
         "machine": machine_facts(REPOSITORY),
         "peers": [MLX_LM, SMG_SERVICER],
         "calibration": {"median": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)},
+        "failures": failures,
         "results": results,
     }
 
