@@ -1,0 +1,1 @@
+"""One decode step, measured apart from everything around it."""
