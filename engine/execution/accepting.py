@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.contracts.errors import InsufficientMemoryError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.prompt import ChatPrompt, TextPrompt
+from engine.execution.text_work import refuse_hopeless_prompt
 from engine.generation.memory import row_bytes
 from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
 from engine.generation.row import Row
@@ -78,8 +79,9 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         EngineError: the first reason to refuse it.
     """
     refuse_unavailable(request.options)
-    field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
     geometry = resident.info.geometry
+    refuse_hopeless_prompt(request.prompt, resident.text.tokenizer, geometry.context_length)
+    field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
     check_prompt(prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field)
     options = resolve_options(
         request.options,

@@ -7,11 +7,11 @@ Importing this module never imports mlx: the engine thread does, after the runti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.cancellation import AbortController, AbortReason
 from engine.contracts.errors import (
@@ -24,10 +24,11 @@ from engine.contracts.errors import (
 from engine.execution.accepting import Acceptance, accept
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.resident import Resident, load_on_engine_thread, open_text_model
+from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from engine.contracts.events import GenerationEvent, GenerationFinished, GenerationRequest
     from engine.contracts.model import ModelInfo
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-TEXT_THREADS = 2
+STOP_SECONDS: Final = 10.0
+"""How long `stop` waits for the engine thread, which ends after the step in hand."""
+STOP_LOADING_SECONDS: Final = 2.0
+"""The same while a model loads; a load that hangs in the file system is left behind."""
 
 
 class EngineState(enum.Enum):
@@ -86,7 +88,7 @@ class Engine:
         self._ended = asyncio.Event()
         self._stopping = False
         self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
-        self._text_pool = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="mlx-stream-text")
+        self._text_work = TextWork()
 
     @property
     def state(self) -> EngineState:
@@ -107,6 +109,10 @@ class Engine:
         """How long the step in hand has taken; 0 when idle."""
         return self._thread.stalled_seconds() if self._thread is not None else 0.0
 
+    def step_seconds(self) -> float:
+        """A recent maximum of the time that a step takes, and so of the time until a signal is seen; 0 if unknown."""
+        return self._thread.step_seconds if self._thread is not None else 0.0
+
     async def start(self) -> ModelInfo:
         """Load and warm the model; call once.
 
@@ -116,7 +122,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[Resident] = loop.create_future()
         dispatcher = Dispatcher(loop)
-        text_model = self._text_pool.submit(open_text_model, self._settings)
+        text_model = self._text_work.submit(open_text_model, self._settings)
 
         def report(resident: Resident) -> None:
             dispatcher.call(_resolve, loaded, resident)
@@ -149,9 +155,10 @@ class Engine:
             generation.abort(AbortReason.SHUTDOWN)
         if self._thread is not None:
             self._thread.stop()
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
-            await self._ended.wait()
-        self._text_pool.shutdown(wait=False, cancel_futures=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS if self._resident is not None else STOP_LOADING_SECONDS):
+                    await self._ended.wait()
+        self._text_work.close()
         if self._state is not EngineState.FAILED:
             self._state = EngineState.STOPPED
 
@@ -170,7 +177,7 @@ class Engine:
         resident = self._resolve_model(request.model)
         self._refuse_duplicate(request.caller, request.request_id)
         submitted_at = time.perf_counter()
-        acceptance = await self._in_text_pool(accept, resident, request)
+        acceptance = await self._text_work.run(accept, resident, request)
         self._ready()
         self._refuse_duplicate(request.caller, acceptance.request_id)
         return self._submit(resident, request, acceptance, submitted_at)
@@ -188,7 +195,8 @@ class Engine:
     ) -> list[int]:
         """Token ids of `text`."""
         tokenizer = self._resolve_model(model).text.tokenizer
-        return await self._in_text_pool(
+        check_tokenize(text)
+        return await self._text_work.run(
             lambda: tokenizer.encode(
                 text, add_special_tokens=add_special_tokens, parse_special_tokens=parse_special_tokens
             )
@@ -197,12 +205,13 @@ class Engine:
     async def detokenize(self, ids: Sequence[int], *, model: str, skip_special_tokens: bool) -> str:
         """Text of `ids`, by the same rules as a stream's."""
         tokenizer = self._resolve_model(model).text.tokenizer
-        return await self._in_text_pool(lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+        check_detokenize(ids)
+        return await self._text_work.run(lambda: tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     async def render_chat(self, chat: ChatPrompt, *, model: str) -> tuple[str, list[int]]:
         """The text and the token ids that a conversation becomes."""
         text = self._resolve_model(model).text
-        return await self._in_text_pool(text.encode_chat, chat)
+        return await self._text_work.run(text.encode_chat, chat)
 
     def token_bytes(self, ids: Sequence[int], *, model: str) -> list[bytes]:
         """The bytes that each of `ids` contributes to the text."""
@@ -255,9 +264,6 @@ class Engine:
         if self._resident is None:
             raise UnavailableError("loading", "the model is loading")
         return self._resident
-
-    async def _in_text_pool(self, function: Callable[..., T], *arguments: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text_pool, function, *arguments)
 
     def _on_end(self, fault: EngineError | None) -> None:
         if fault is not None and not (self._stopping and isinstance(fault, UnavailableError)):

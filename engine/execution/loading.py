@@ -15,75 +15,31 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.weights import WeightStore
-from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import Composition
+from engine.contracts.errors import CorruptArtifactError
 from engine.contracts.model import ModelInfo
-from engine.contracts.options import ResolvedOptions
 from engine.execution.resident import refuse_when_stopping
 from engine.execution.scheduler import Limits
-from engine.generation.autoregressive import run_packed_step
+from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
 from engine.generation.memory import state_budget_bytes
-from engine.generation.row import Row
 from engine.generation.scopes import WiredScope, needs_wired_limit
-from engine.generation.text import TextAssembler
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
 from engine.runtime.policy import ComputeDtype, WeightsFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from engine.artifacts.artifact import Artifact
-    from engine.contracts.cache import Cache
     from engine.execution.resident import EngineSettings, TextModel
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.runtime.policy import LayoutPolicy
     from engine.runtime.prepare import Runtime
 
 DENSE_DTYPES: Mapping[str, ComputeDtype] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
-STEPS_BETWEEN_CLEARING = 256
-WARM_UP_TOKENS = 3
 MIXED_PREFILL_TOKENS = 16
 """Prompt tokens of a CPU step in which somebody decodes: each one delays every stream in that step."""
-
-
-class PackedStepper:
-    """Drives the packed step of one bound graph. See `engine.execution.thread.Stepper`."""
-
-    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits) -> None:
-        """Hold `wired` from first work to idle."""
-        self._binding = binding
-        self._wired = wired
-        self._steps = 0
-        self.limits = limits
-        self._wired.__enter__()
-
-    def make_caches(self) -> list[Cache]:
-        """Fresh state for one row."""
-        return self._binding.make_cache()
-
-    def step(self, rows: Sequence[Row]) -> list[int | None]:
-        """Advance `rows` by one unit each."""
-        drawn = run_packed_step(self._binding, rows)
-        self._steps += 1
-        if self._steps % STEPS_BETWEEN_CLEARING == 0:
-            mx.clear_cache()
-        return drawn
-
-    def resume(self) -> None:
-        """Work begins: keep the weights wired."""
-        self._wired.__enter__()
-
-    def rest(self) -> None:
-        """Work has ended: give memory back to the system."""
-        self._wired.__exit__()
-        mx.clear_cache()
-
-    def close(self) -> None:
-        """Release the weights."""
-        self._binding.graph.close()
-        mx.clear_cache()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +63,7 @@ def load_model(
 
     Raises:
         ArtifactError: weights are missing, damaged or left over.
+        CorruptArtifactError: they are not finite numbers.
         GraphContractError: the graph does not keep its promises.
         UnavailableError: `is_stopping` said so.
     """
@@ -119,7 +76,8 @@ def load_model(
         binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
     finally:
         store.close()
-    _warm_up(binding, text)
+    if not exercise(binding):
+        raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
         name=text.name,
         fingerprint=fingerprint(),
@@ -189,42 +147,4 @@ def _wired_scope(binding: MlxAutoregressiveBinding) -> WiredScope:
     )
     return WiredScope(
         limit_bytes=binding.weights_bytes if wired else 0, set_limit=mx.set_wired_limit, synchronize=mx.synchronize
-    )
-
-
-def _warm_up(binding: MlxAutoregressiveBinding, text: TextModel) -> None:
-    """Run one prefill and one decode step, so that the first caller does not wait for kernels to be compiled."""
-    row = Row(
-        prompt=[0] * WARM_UP_TOKENS,
-        options=_warm_up_options(),
-        signal=AbortSignal(),
-        text=TextAssembler(text.tokenizer, ()),
-        tail_split=binding.composition.prefill_tail_split,
-        submitted_at=time.perf_counter(),
-        clock=time.perf_counter,
-    )
-    row.admit(binding.make_cache())
-    try:
-        finished = None
-        while finished is None:
-            token = run_packed_step(binding, [row])[0]
-            if token is not None:
-                finished = row.commit(token)[2]
-    finally:
-        row.close()
-
-
-def _warm_up_options() -> ResolvedOptions:
-    return ResolvedOptions(
-        max_tokens=2,
-        eos_token_ids=(),
-        stop_sequences=(),
-        prefill_chunk_size=WARM_UP_TOKENS,
-        temperature=0.0,
-        top_p=0.0,
-        top_k=0,
-        min_p=0.0,
-        min_tokens_to_keep=1,
-        seed=0,
-        seed_was_explicit=True,
     )

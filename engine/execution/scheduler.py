@@ -72,7 +72,7 @@ class Scheduler(Generic[JobT]):
 
     def __init__(self, limits: Limits) -> None:
         """Start empty."""
-        self._limits = limits
+        self.limits = limits
         self._waiting: list[_Entry[JobT]] = []
         self._running: list[_Entry[JobT]] = []
         self._arrivals = 0
@@ -109,10 +109,10 @@ class Scheduler(Generic[JobT]):
     def admit(self) -> list[JobT]:
         """Move jobs from the queue into rows while rows and memory last."""
         admitted = []
-        while self._waiting and len(self._running) < self._limits.max_rows:
+        while self._waiting and len(self._running) < self.limits.max_rows:
             entry = self._next_waiting()
             held = sum(other.job.predicted_bytes for other in self._running)
-            if self._running and held + entry.job.predicted_bytes > self._limits.state_bytes:
+            if self._running and held + entry.job.predicted_bytes > self.limits.state_bytes:
                 break
             self._waiting.remove(entry)
             entry.turn = self._served_tokens + entry.job.unfed_tokens
@@ -123,7 +123,7 @@ class Scheduler(Generic[JobT]):
     def plan(self) -> list[tuple[JobT, int]]:
         """The jobs of the next step and the width of each one's unit: all that decode, then prompts by turn."""
         plan = [(entry.job, 1) for entry in self._running if not entry.job.is_prefilling]
-        budget = self._limits.mixed_prefill_tokens if plan else self._limits.prefill_step_tokens
+        budget = self.limits.mixed_prefill_tokens if plan else self.limits.prefill_step_tokens
         spent = 0
         for entry in sorted((e for e in self._running if e.job.is_prefilling), key=_by_turn):
             width = entry.job.next_width(max(1, budget - spent))

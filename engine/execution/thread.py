@@ -18,7 +18,7 @@ from engine.contracts.errors import (
     OverloadedError,
     UnavailableError,
 )
-from engine.contracts.events import PrefillProgress, TokensGenerated
+from engine.contracts.events import TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.execution.scheduler import Limits, Scheduler
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FAILED_STEPS_LIMIT = 3
-"""Rows that fail alone, one after the other and without a step that works, before the device is taken for dead."""
+UNEXPLAINED_LIMIT = 2
+"""Failures of a step whose rows all pass alone, before one of them has to go: together they are too much."""
+
+STEP_SECONDS_DECAY = 0.95
 
 QUEUE_RETRY_SECONDS = 1.0
 
@@ -53,6 +55,9 @@ class Stepper(Protocol):
 
     def resume(self) -> None:
         """Work begins after a time without any."""
+
+    def probe(self) -> None:
+        """Run a small generation of its own; raises when the device no longer works."""
 
     def rest(self) -> None:
         """No work is left for now: give back what is held for speed only."""
@@ -111,8 +116,9 @@ class EngineThread:
         self._ended = False
         self._jobs = Scheduler[Job](Limits(max_rows=0, prefill_step_tokens=1, mixed_prefill_tokens=1, state_bytes=0))
         self._max_rows = 0
-        self._suspects: list[Job] = []
-        self._failed_steps = 0
+        self._suspects: dict[Job, int] = {}
+        self._unexplained = 0
+        self.step_seconds = 0.0
         self._busy_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="mlx-engine", daemon=True)
 
@@ -229,49 +235,70 @@ class EngineThread:
             job.row.admit(stepper.make_caches())
         return [(job.mailbox, job.started) for job in admitted]
 
-    def _plan(self) -> list[Job]:
-        """The jobs of the next step; after a failed one each suspect goes alone, until it is known to be sound."""
-        if self._suspects:
-            return self._suspects[:1]
-        plan = self._jobs.plan()
+    def _plan(self) -> list[tuple[Job, int]]:
+        """Jobs of the next step and their widths; after a failed step each suspect goes alone until it is cleared."""
+        if not self._suspects:
+            return self._jobs.plan()
+        suspect = next(iter(self._suspects))
+        return [(suspect, suspect.row.next_width(self._jobs.limits.prefill_step_tokens))]
+
+    def _step(self, stepper: Stepper, plan: Sequence[tuple[Job, int]]) -> list[tuple[Mailbox, GenerationEvent]]:
+        jobs = [job for job, _ in plan]
+        targets = {job: job.row.position + width for job, width in plan}
         for job, width in plan:
             job.row.limit_next_unit(width)
-        return [job for job, _ in plan]
-
-    def _step(self, stepper: Stepper, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
+        started = self._clock()
         try:
             drawn = stepper.step([job.row for job in jobs])
         except Exception:
-            return self._failed_step(stepper, jobs)
-        self._failed_steps = 0
-        if self._suspects and not jobs[0].row.is_replaying:
-            self._suspects.remove(jobs[0])
+            return self._failed_step(stepper, targets)
+        self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
+        if len(jobs) > 1:
+            self._unexplained = 0
+        self._clear_suspects()
         return [event for job, token in zip(jobs, drawn, strict=True) for event in self._advance(job, token)]
 
-    def _failed_step(self, stepper: Stepper, jobs: Sequence[Job]) -> list[tuple[Mailbox, GenerationEvent]]:
+    def _clear_suspects(self) -> None:
+        """A suspect that has passed, alone, the unit with which it failed is innocent."""
+        self._suspects = {job: target for job, target in self._suspects.items() if job.row.position < target}
+
+    def _failed_step(self, stepper: Stepper, targets: dict[Job, int]) -> list[tuple[Mailbox, GenerationEvent]]:
         """A row that fails alone is guilty and ends; rows that failed together are tried one by one.
 
-        No state survives a failed step, since rows may share storage: every row's is rebuilt from its ids.
+        No state survives a failed step, since rows may share storage: every row's is rebuilt from its ids. `targets`
+        holds for each job the position that the step would have brought it to.
         """
         correlation_id = _correlation_id()
-        logger.exception("a step of %d rows failed (correlation id %s)", len(jobs), correlation_id)
+        logger.exception("a step of %d rows failed (correlation id %s)", len(targets), correlation_id)
+        try:
+            stepper.probe()
+        except Exception:
+            logger.exception("the device does not work any more (correlation id %s)", correlation_id)
+            raise EngineFailedError(correlation_id) from None
+        guilty = next(iter(targets)) if len(targets) == 1 else self._one_too_many(targets)
         events: list[tuple[Mailbox, GenerationEvent]] = []
-        if len(jobs) > 1:
-            self._suspects = list(jobs)
-        else:
-            self._failed_steps += 1
-            if self._failed_steps >= FAILED_STEPS_LIMIT:
-                raise EngineFailedError(correlation_id)
-            events = self._fail(jobs[0], GenerationFailedError(correlation_id))
+        if guilty is not None:
+            events = self._fail(guilty, GenerationFailedError(correlation_id))
         for job in self._jobs.running:
             job.row.restart(stepper.make_caches())
+        if len(targets) > 1:
+            self._suspects = {job: target for job, target in targets.items() if job is not guilty}
         return events
+
+    def _one_too_many(self, targets: dict[Job, int]) -> Job | None:
+        """The newest row, when rows that pass alone have failed together again."""
+        self._unexplained += 1
+        if self._unexplained < UNEXPLAINED_LIMIT:
+            return None
+        self._unexplained = 0
+        return next(job for job in reversed(self._jobs.running) if job in targets)
 
     def _advance(self, job: Job, token: int | None) -> list[tuple[Mailbox, GenerationEvent]]:
         """Commit one row's token; a fault in its text or stop rules ends this row alone."""
         row = job.row
         if token is None:
-            return [(job.mailbox, PrefillProgress(row.prefilled_tokens, row.prompt_tokens))]
+            progress = row.new_progress()
+            return [] if progress is None else [(job.mailbox, progress)]
         try:
             shown, text, finished = row.commit(token)
         except Exception:
@@ -293,8 +320,7 @@ class EngineThread:
 
     def _remove(self, job: Job) -> None:
         self._jobs.remove(job)
-        if job in self._suspects:
-            self._suspects.remove(job)
+        self._suspects.pop(job, None)
         job.row.close()
 
     def _release(self) -> None:

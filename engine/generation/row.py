@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import GenerationAborted, UnavailableError
-from engine.contracts.events import GenerationFinished
+from engine.contracts.events import GenerationFinished, PrefillProgress
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
 from engine.generation.prefill import PrefillStep, next_prefill_step
 
@@ -73,6 +73,8 @@ class Row:
         self._unit_limit: int | None = None
         self._fed = self._prompt
         self._fed_tokens = 0
+        self._position = 0
+        self._told_prefilled = 0
         self._generated: list[int] = []
 
     @property
@@ -91,9 +93,9 @@ class Row:
         return self._fed_tokens < len(self._fed)
 
     @property
-    def is_replaying(self) -> bool:
-        """Whether the state of tokens that were sampled before is being rebuilt."""
-        return self.is_prefilling and bool(self._generated)
+    def position(self) -> int:
+        """Tokens that the state holds; a restart sets it back."""
+        return self._position
 
     @property
     def unfed_tokens(self) -> int:
@@ -134,13 +136,21 @@ class Row:
         """Record that the state of `unit` has been written."""
         if self.is_prefilling:
             self._fed_tokens += len(unit.tokens)
+        self._position += len(unit.tokens)
 
     def restart(self, caches: list[Cache]) -> None:
         """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost."""
         self.close()
         self.caches = caches
         self._fed = self._prompt + tuple(self._generated[:-1])
-        self._fed_tokens = 0
+        self._fed_tokens = self._position = 0
+
+    def new_progress(self) -> PrefillProgress | None:
+        """How far the prompt is, when that is further than was told before."""
+        if self._generated or self.prefilled_tokens <= self._told_prefilled:
+            return None
+        self._told_prefilled = self.prefilled_tokens
+        return PrefillProgress(self._told_prefilled, len(self._prompt))
 
     def commit(self, token: int) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
@@ -149,13 +159,14 @@ class Row:
         if self._first_token_at is None:
             self._first_token_at = self._clock()
         if token in self.options.eos_token_ids:
-            return None, self._text.finish(), self.finished(FinishReason.STOP)
+            return None, *self._ended(FinishReason.STOP)
         pushed = self._text.push(token)
         shown = GeneratedToken(token=token, index=index, text_bytes=pushed.token_bytes)
         if pushed.matched_stop is not None:
             return shown, pushed.text, self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
         if len(self._generated) >= self.options.max_tokens:
-            return shown, pushed.text + self._text.finish(), self.finished(FinishReason.LENGTH)
+            text, end = self._ended(FinishReason.LENGTH)
+            return shown, pushed.text + text, end
         return shown, pushed.text, None
 
     def aborted(self) -> tuple[str, GenerationFinished]:
@@ -167,6 +178,13 @@ class Row:
             kind, error = FinishReason.ERROR, UnavailableError("stopped", "the service is shutting down")
         return self._text.finish(), self.finished(kind, error=error)
 
+    def _ended(self, reason: FinishReason) -> tuple[str, GenerationFinished]:
+        """The held text and the end; a stop sequence that only the held text completes is a stop all the same."""
+        text, matched = self._text.finish(), self._text.matched_stop
+        if matched is None:
+            return text, self.finished(reason)
+        return text, self.finished(FinishReason.STOP, matched_stop=matched)
+
     def finished(
         self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
     ) -> GenerationFinished:
@@ -174,12 +192,12 @@ class Row:
         return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
 
     def stats(self) -> GenerateStats:
-        """Statistics up to now. Source: reference, autoregressive §1.2."""
+        """Statistics up to now; before a second token there was no decoding. Source: reference, autoregressive §1.2."""
         now = self._clock()
         admitted = self._admitted_at if self._admitted_at is not None else now
         first = self._first_token_at if self._first_token_at is not None else now
         prefill_ms = 1000 * (first - admitted)
-        decode_ms = 1000 * (now - first)
+        decode_ms = 1000 * (now - first) if len(self._generated) > 1 else 0.0
         return GenerateStats(
             prompt_tokens=len(self._prompt),
             generated_tokens=len(self._generated),

@@ -37,6 +37,11 @@ class TextAssembler:
         self._detokenizer = tokenizer.detokenizer()
         self._rule = StopRule(stop_sequences)
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop sequence that ended the text, if one did."""
+        return self._rule.matched_stop
+
     def push(self, token: int) -> PushedText:
         """Add a committed token."""
         token_bytes, characters = self._detokenizer.take(token)

@@ -10,6 +10,7 @@ from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import (
     ArtifactError,
     ChatTemplateError,
+    CorruptArtifactError,
     DuplicateRequestError,
     EngineFailedError,
     GenerationAborted,
@@ -26,6 +27,7 @@ from engine.contracts.events import GenerationFinished, GenerationRequest, Gener
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
+from engine.execution import stepper, text_work
 from engine.execution.engine import Engine, EngineState
 from engine.execution.resident import EngineSettings
 from tests.engine import tiny_model
@@ -297,6 +299,92 @@ async def test_before_the_model_is_ready_everything_is_unavailable(folder, tmp_p
     assert engine.state is EngineState.STOPPED
 
 
+async def test_stop_while_texts_are_read_is_unavailable_never_a_cancellation(folder, tmp_path):
+    engine = Engine(settings(folder, tmp_path))
+    await engine.start()
+    text = "word " * 100_000
+    waiting = [
+        asyncio.create_task(engine.tokenize(text, model="", add_special_tokens=True, parse_special_tokens=True))
+        for _ in range(8)
+    ]
+    await asyncio.sleep(0.01)
+    await engine.stop()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(outcome, list | UnavailableError) for outcome in outcomes)
+    assert any(isinstance(outcome, UnavailableError) for outcome in outcomes)
+
+
+async def test_a_prompt_that_is_far_too_long_is_refused_before_all_of_it_is_read(engine, monkeypatch):
+    read, tokenizer = [], engine._resident.text.tokenizer
+    real = type(tokenizer).encode
+
+    def watched(self, text, **options):
+        read.append(len(text))
+        return real(self, text, **options)
+
+    monkeypatch.setattr(type(tokenizer), "encode", watched)
+    for prompt in (
+        TextPrompt("x" * 5_000_000),
+        ChatPrompt(messages=tuple(ChatMessage("user", (TextPart("y" * 1000),)) for _ in range(3000))),
+    ):
+        with pytest.raises(PromptTooLongError):
+            await run(engine, prompt)
+    assert sum(read) < 200_000
+
+
+async def test_texts_and_ids_beyond_their_limits_are_refused_with_numbers(engine):
+    with pytest.raises(InvalidRequestError, match="1048576 characters are allowed, got 1048577"):
+        await engine.tokenize("x" * 1_048_577, model="", add_special_tokens=True, parse_special_tokens=True)
+    with pytest.raises(InvalidRequestError, match="1048576 are allowed, got 1048577"):
+        await engine.detokenize([1] * 1_048_577, model="", skip_special_tokens=True)
+
+
+async def test_the_queue_of_texts_is_bounded(engine, monkeypatch):
+    monkeypatch.setattr(text_work, "MAX_JOBS", 3)
+    outcomes = await asyncio.gather(
+        *(
+            engine.tokenize("a b" * 1000, model="", add_special_tokens=True, parse_special_tokens=True)
+            for _ in range(6)
+        ),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(outcome, OverloadedError) for outcome in outcomes) == 3
+    assert (await engine.tokenize("a", model="", add_special_tokens=True, parse_special_tokens=True)) == outcomes[0][:1]
+
+
+async def test_weights_that_are_not_numbers_are_refused_at_the_start(tmp_path):
+    tiny_model.write(tmp_path / "bad")
+    weights = mx.load(str(tmp_path / "bad" / "model.safetensors"))
+    weights["model.norm.weight"] = weights["model.norm.weight"] * mx.nan
+    mx.save_safetensors(str(tmp_path / "bad" / "model.safetensors"), weights)
+    engine = Engine(settings(tmp_path / "bad", tmp_path))
+    with pytest.raises(CorruptArtifactError, match=r"bad: .* not finite"):
+        await engine.start()
+    await engine.stop()
+
+
+async def test_a_single_token_has_no_decode_rate(engine):
+    stats = (await run(engine, tokens(1, 4), max_tokens=1, eos_token_ids=()))[3].stats
+    assert (stats.decode_ms, stats.decode_tps) == (0.0, 0.0)
+
+
+async def test_a_long_row_is_rebuilt_in_whole_chunks_and_its_progress_never_goes_back(engine, monkeypatch):
+    real, widths = stepper.run_packed_step, []
+
+    def faulty(binding, rows):
+        widths.append([row.next_unit().tokens for row in rows])
+        if len(widths) == 14:
+            raise RuntimeError("a passing fault")
+        return real(binding, rows)
+
+    monkeypatch.setattr(stepper, "run_packed_step", faulty)
+    both = [asyncio.create_task(run(engine, tokens(seed, 100), max_tokens=20, eos_token_ids=())) for seed in (1, 2)]
+    assert [len((await task)[1]) for task in both] == [20, 20]
+    rebuilding = [len(units[0]) for units in widths[14:] if len(units) == 1]
+    assert max(rebuilding) >= 32
+    assert len(rebuilding) <= 2 * (2 + 100 // 32 + 3)
+
+
 async def test_stop_during_a_load_ends_the_load(folder, tmp_path):
     engine = Engine(settings(folder, tmp_path))
     starting = asyncio.create_task(engine.start())
@@ -316,16 +404,14 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(tmp
 
 
 async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, monkeypatch):
-    from engine.execution import loading
-
-    real, faults = loading.run_packed_step, [RuntimeError("a secret detail")]
+    real, faults = stepper.run_packed_step, [RuntimeError("a secret detail")]
 
     def faulty(binding, rows):
         if faults:
             raise faults.pop()
         return real(binding, rows)
 
-    monkeypatch.setattr(loading, "run_packed_step", faulty)
+    monkeypatch.setattr(stepper, "run_packed_step", faulty)
     _, _, _, end = await run(engine, tokens(1, 4), max_tokens=4, eos_token_ids=())
     assert end.finish_reason is FinishReason.ERROR
     assert isinstance(end.error, GenerationFailedError)
@@ -334,11 +420,9 @@ async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, 
 
 
 async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(engine, monkeypatch):
-    from engine.execution import loading
-
     options = {"temperature": 0.9, "seed": 3, "max_tokens": 30, "eos_token_ids": ()}
     wanted = [(await run(engine, tokens(seed, 30), **options))[1] for seed in (1, 2)]
-    real, steps = loading.run_packed_step, []
+    real, steps = stepper.run_packed_step, []
 
     def faulty(binding, rows):
         steps.append(len(rows))
@@ -346,7 +430,7 @@ async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(
             raise RuntimeError("a passing fault")
         return real(binding, rows)
 
-    monkeypatch.setattr(loading, "run_packed_step", faulty)
+    monkeypatch.setattr(stepper, "run_packed_step", faulty)
     found = await asyncio.gather(*(run(engine, tokens(seed, 30), **options) for seed in (1, 2)))
     assert steps[11] == 2
     assert [ids for _, ids, _, _ in found] == wanted
@@ -371,15 +455,13 @@ async def test_rows_wait_while_the_state_of_others_fills_the_memory(folder, tmp_
 
 
 async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, monkeypatch):
-    from engine.execution import loading
-
     def dead(binding, rows):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(loading, "run_packed_step", dead)
+    monkeypatch.setattr(stepper, "run_packed_step", dead)
     failed = asyncio.create_task(engine.wait_failed())
-    ends = [await run(engine, tokens(1, 4), max_tokens=4) for _ in range(3)]
-    assert isinstance(ends[-1][3].error, EngineFailedError)
+    monkeypatch.setattr(stepper, "exercise", lambda binding: dead(binding, []))
+    assert isinstance((await run(engine, tokens(1, 4), max_tokens=4))[3].error, EngineFailedError)
     await asyncio.wait_for(failed, 10)
     assert engine.state is EngineState.FAILED
     with pytest.raises(EngineFailedError):
@@ -387,15 +469,13 @@ async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, mo
 
 
 async def test_every_array_operation_happens_on_the_engine_thread(engine, monkeypatch):
-    from engine.execution import loading
-
-    names, real = set(), loading.run_packed_step
+    names, real = set(), stepper.run_packed_step
 
     def watched(binding, rows):
         names.add(threading.current_thread().name)
         return real(binding, rows)
 
-    monkeypatch.setattr(loading, "run_packed_step", watched)
+    monkeypatch.setattr(stepper, "run_packed_step", watched)
     await asyncio.gather(*(run(engine, tokens(seed, 5), max_tokens=3, temperature=1.0) for seed in range(4)))
     assert names == {"mlx-engine"}
 

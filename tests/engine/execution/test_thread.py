@@ -43,7 +43,8 @@ class FakeRow:
         self.tokens = []
         self.closed = 0
         self.restarts = 0
-        self.is_replaying = False
+        self.told = 0
+        self.limit = None
 
     @property
     def is_prefilling(self):
@@ -57,7 +58,17 @@ class FakeRow:
         return 1
 
     def limit_next_unit(self, tokens):
-        pass
+        self.limit = tokens
+
+    @property
+    def position(self):
+        return self.prefilled_tokens + max(0, len(self.tokens) - 1)
+
+    def new_progress(self):
+        if self.prefilled_tokens <= self.told:
+            return None
+        self.told = self.prefilled_tokens
+        return PrefillProgress(self.told, self.prompt_tokens)
 
     def restart(self, caches):
         self.restarts += 1
@@ -89,6 +100,9 @@ class FakeStepper:
 
     def __init__(self):
         self.guilty = None
+        self.guilty_at = 0
+        self.most_together = 10**9
+        self.dead = False
         self.gate = threading.Semaphore(0)
         self.gated = False
         self.faults = 0
@@ -106,14 +120,20 @@ class FakeStepper:
         if self.faults:
             self.faults -= 1
             raise RuntimeError("the device hiccuped")
-        if self.guilty in rows:
+        if self.guilty in rows and self.guilty.position >= self.guilty_at:
             raise RuntimeError("this row is poison")
+        if len(rows) > self.most_together:
+            raise RuntimeError("not enough memory for so many")
         drawn = []
         for row in rows:
             if row.is_prefilling:
                 row.prefilled_tokens += 1
             drawn.append(None if row.is_prefilling else 7)
         return drawn
+
+    def probe(self):
+        if self.dead:
+            raise RuntimeError("the device is gone")
 
     def resume(self):
         pass
@@ -209,18 +229,19 @@ async def test_a_failing_shared_step_ends_the_guilty_row_alone(harness):
     good = await end_of(first)
     assert (good.finish_reason, good.stats.generated_tokens) == (FinishReason.LENGTH, 6)
     assert first.row.restarts >= 1
-    assert harness.thread._suspects == []
+    assert harness.thread._suspects == {}
     after, _ = harness.submit()
     assert (await end_of(after)).finish_reason is FinishReason.LENGTH
 
 
 async def test_a_passing_fault_of_a_shared_step_ends_nobody(harness):
     harness.stepper.gated = True
-    jobs = [harness.submit(length=6)[0] for _ in range(2)]
-    harness.stepper.gate.release(2)
-    await until(lambda: harness.stepper.steps == 2)
-    harness.stepper.faults = 1
-    harness.stepper.gate.release(100)
+    jobs = [harness.submit(length=30)[0] for _ in range(2)]
+    for steps in (2, 12, 20, 30):
+        harness.stepper.gate.release(steps - harness.stepper.steps)
+        await until(lambda: harness.stepper.steps == steps)  # noqa: B023 - awaited at once
+        harness.stepper.faults = 1
+    harness.stepper.gate.release(200)
     assert [(await end_of(job)).finish_reason for job in jobs] == [FinishReason.LENGTH] * 2
 
 
@@ -234,10 +255,41 @@ async def test_a_row_that_fails_alone_ends_and_the_engine_goes_on(harness):
     assert (await end_of(again)).finish_reason is FinishReason.LENGTH
 
 
-async def test_a_device_that_keeps_failing_ends_the_engine_and_everybody_waiting():
+async def test_a_row_that_fails_late_is_found_although_it_passed_before(harness):
+    """The guilty unit is the sixth: proving that the first five work clears nobody."""
+    harness.stepper.gated = True
+    good, _ = harness.submit(length=20)
+    bad, _ = harness.submit(prompt=3, length=20)
+    harness.stepper.guilty, harness.stepper.guilty_at = bad.row, 5
+    harness.stepper.gate.release(500)
+    assert isinstance((await end_of(bad)).error, GenerationFailedError)
+    assert len(bad.row.tokens) == 3
+    end = await end_of(good)
+    assert (end.finish_reason, end.stats.generated_tokens) == (FinishReason.LENGTH, 20)
+
+
+async def test_rows_that_fail_only_together_lose_the_newest_and_the_rest_goes_on(harness):
+    harness.stepper.most_together = 1
+    jobs = [harness.submit(length=6)[0] for _ in range(2)]
+    ends = [await end_of(job) for job in jobs]
+    assert sorted(end.finish_reason.value for end in ends) == ["error", "length"]
+
+
+async def test_requests_that_fail_alone_never_end_the_engine(harness):
+    for _ in range(6):
+        harness.stepper.faults = 1
+        job, _ = harness.submit()
+        assert isinstance((await end_of(job)).error, GenerationFailedError)
+    job, _ = harness.submit()
+    assert (await end_of(job)).finish_reason is FinishReason.LENGTH
+    assert harness.ends == []
+
+
+async def test_a_device_that_no_longer_works_ends_the_engine_and_everybody_waiting():
     harness = Harness()
     harness.stepper.gated = True
     harness.stepper.faults = 10**6
+    harness.stepper.dead = True
     harness.thread.start()
     jobs = [harness.submit()[0] for _ in range(6)]
     harness.stepper.gate.release(1000)
@@ -304,6 +356,15 @@ async def test_an_idle_thread_rests_and_reports_no_stall(harness):
     job, _ = harness.submit()
     await end_of(job)
     await until(lambda: harness.stepper.rests >= 1 and harness.thread.stalled_seconds() == 0)
+
+
+async def test_a_recent_maximum_of_step_times_is_told(harness):
+    harness.stepper.gated = True
+    job, _ = harness.submit(length=2)
+    await asyncio.sleep(0.05)
+    harness.stepper.gate.release(10)
+    await end_of(job)
+    assert 0.04 < harness.thread.step_seconds < 5
 
 
 async def test_a_step_that_hangs_shows_as_a_stall(harness):

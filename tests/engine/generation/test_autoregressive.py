@@ -19,6 +19,8 @@ from tests.engine.models import tiny_llama
 class NoText:
     """Text is not the subject here."""
 
+    matched_stop = None
+
     def push(self, token):
         return type("Pushed", (), {"token_bytes": b"", "text": "", "matched_stop": None})()
 

@@ -1,0 +1,83 @@
+"""Drives the packed step of one bound graph for the engine thread, and tries the graph out.
+
+This module imports mlx, so the engine thread imports it, after the runtime was prepared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine.contracts.graph import PackedSegment
+from engine.generation.autoregressive import run_packed_step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.execution.scheduler import Limits
+    from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
+    from engine.generation.row import Row
+    from engine.generation.scopes import WiredScope
+
+STEPS_BETWEEN_CLEARING = 256
+TRIAL_TOKENS = (3, 1)
+
+
+class PackedStepper:
+    """See `engine.execution.thread.Stepper`."""
+
+    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits) -> None:
+        """Hold `wired` from first work to idle."""
+        self._binding = binding
+        self._wired = wired
+        self._steps = 0
+        self.limits = limits
+        self._wired.__enter__()
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+        return self._binding.make_cache()
+
+    def step(self, rows: Sequence[Row]) -> list[int | None]:
+        """Advance `rows` by one unit each."""
+        drawn = run_packed_step(self._binding, rows)
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_CLEARING == 0:
+            mx.clear_cache()
+        return drawn
+
+    def probe(self) -> None:
+        """Run a few tokens on fresh state; raises when the device no longer works."""
+        exercise(self._binding)
+
+    def resume(self) -> None:
+        """Work begins: keep the weights wired."""
+        self._wired.__enter__()
+
+    def rest(self) -> None:
+        """Work has ended: give memory back to the system."""
+        self._wired.__exit__()
+        mx.clear_cache()
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._binding.graph.close()
+        mx.clear_cache()
+
+
+def exercise(binding: MlxAutoregressiveBinding) -> bool:
+    """Prefill a few tokens and decode one, so that kernels are compiled; returns whether all logits are finite."""
+    caches = binding.make_cache()
+    try:
+        finite = []
+        for width in TRIAL_TOKENS:
+            hidden = binding.hidden(mx.zeros((1, width), dtype=mx.uint32), [PackedSegment(width, caches)])
+            logits = binding.project(hidden[:, -1:])
+            finite.append(mx.isfinite(logits).all())
+            mx.eval(finite, mx.argmax(logits, axis=-1), [cache.arrays() for cache in caches])
+        return all(flag.item() for flag in finite)
+    finally:
+        for cache in caches:
+            cache.close()
