@@ -26,8 +26,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write(folder, *, eos=(END_OF_TEXT,), chat_template=CHAT_TEMPLATE, **changes) -> tiny_llama.Oracle:
-    """Write the folder; returns the mlx-lm model with the same weights. `scale` 20 makes greedy choices clear."""
-    oracle = tiny_llama.write(folder, **({"vocab_size": VOCAB, "eos_token_id": list(eos), "scale": 20.0} | changes))
+    """Write the folder; returns the mlx-lm model with the same weights.
+
+    An untied head and a scale of 4 make greedy ids clear and varied: a tied random model repeats its last token.
+    """
+    values = {"vocab_size": VOCAB, "eos_token_id": list(eos), "scale": 4.0, "tie_word_embeddings": False}
+    oracle = tiny_llama.write(folder, **(values | changes))
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|endoftext|>"} | ({"chat_template": chat_template} if chat_template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
