@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.family_shapes import expected_shapes
-from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+from engine.artifacts.safetensors import DTYPE_BYTES
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ HEAD_WEIGHT: Final = "lm_head.weight"
 _WORD_BITS: Final = 32
 _MOST_LISTED: Final = 12
 _CONFIG: Final = "config.json"
+_WHOLE_NUMBERS: Final = frozenset(DTYPE_BYTES) - {"F16", "BF16", "F32"}
 
 
 def check_weights(file: str, config: ModelConfig, tensors: Mapping[str, TensorHeader]) -> None:
@@ -30,6 +32,7 @@ def check_weights(file: str, config: ModelConfig, tensors: Mapping[str, TensorHe
     Raises:
         MissingArtifactError: tensors of the family are absent; up to 12 are named.
         CorruptArtifactError: a tensor has another shape or form than the configuration states.
+        UnsupportedArtifactError: a tensor holds whole numbers, and nothing says what they stand for.
     """
     if not config.tie_word_embeddings and HEAD_WEIGHT not in tensors:
         raise MissingArtifactError(
@@ -56,6 +59,7 @@ def logical_shape(config: ModelConfig, tensors: Mapping[str, TensorHeader], name
     module = name.removesuffix(".weight")
     scales = tensors.get(f"{module}.scales") if name.endswith(".weight") else None
     if scales is None:
+        _check_holds_values(tensors[name])
         return tensors[name].shape
     scheme = scheme_of(config, scales, module)
     weight, biases = tensors.get(name), tensors.get(f"{module}.biases")
@@ -63,6 +67,9 @@ def logical_shape(config: ModelConfig, tensors: Mapping[str, TensorHeader], name
         raise CorruptArtifactError(
             scales.file.name, f"{module} is not stored as {scheme} is: parts are missing or extra"
         )
+    if biases is not None:  # other modes encode their scales in bytes
+        _check_holds_values(scales)
+        _check_holds_values(biases)
     row_values = scales.shape[-1] * scheme.group_size if scales.shape else 0
     packed = (*scales.shape[:-1], row_values * scheme.bits // _WORD_BITS)
     if weight.dtype != "U32" or weight.shape != packed or (biases is not None and biases.shape != scales.shape):
@@ -83,6 +90,13 @@ def scheme_of(config: ModelConfig, scales: TensorHeader, module: str) -> Quantiz
             _CONFIG, f"{module} is stated not to be quantized, and {scales.file.name} has its scales"
         )
     return scheme
+
+
+def _check_holds_values(tensor: TensorHeader) -> None:
+    if tensor.dtype in _WHOLE_NUMBERS:
+        raise UnsupportedArtifactError(
+            tensor.file.name, f"{tensor.name} is stored as {tensor.dtype}, whole numbers without a scale"
+        )
 
 
 def _check_overrides(config: ModelConfig, tensors: Mapping[str, TensorHeader]) -> None:

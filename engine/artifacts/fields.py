@@ -53,12 +53,20 @@ def parse_object(file: str, raw: bytes) -> dict[str, object]:
 class Fields:
     """One object's fields, read by name with a type; `file` and `prefix` appear in every error."""
 
-    __slots__ = ("_prefix", "_values", "file")
+    __slots__ = ("_places", "_prefix", "_values", "file")
 
     def __init__(self, file: str, values: Mapping[str, object], prefix: str = "") -> None:
         self.file = file
         self._values = values
         self._prefix = prefix
+        self._places: dict[str, str] = {}
+
+    def overlaid(self, newer: Fields) -> Fields:
+        """These fields with every one that `newer` states laid over them; errors name where each was stated."""
+        stated = [name for name in newer if name in newer]
+        merged = Fields(self.file, {**self._values, **{name: newer.raw(name) for name in stated}}, self._prefix)
+        merged._places = {**self._places, **{name: newer._place(name) for name in stated}}
+        return merged
 
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
@@ -75,7 +83,7 @@ class Fields:
         value = self._values.get(name)
         if value is None:
             if default is None:
-                raise MissingArtifactError(self.file, f"has no {self._prefix}{name}")
+                raise MissingArtifactError(self.file, f"has no {self._place(name)}")
             return default
         if not _is_whole(value) or not 1 <= value <= most:
             raise self.bad(name, f"must be a whole number from 1 to {most}")
@@ -100,7 +108,7 @@ class Fields:
         value = self.optional_number(name)
         if value is None:
             if default is None:
-                raise MissingArtifactError(self.file, f"has no {self._prefix}{name}")
+                raise MissingArtifactError(self.file, f"has no {self._place(name)}")
             return default
         if value <= 0:
             raise self.bad(name, "must be above 0")
@@ -134,7 +142,7 @@ class Fields:
             return None
         if not isinstance(value, dict):
             raise self.bad(name, "must be an object")
-        return Fields(self.file, value, f"{self._prefix}{name}.")
+        return Fields(self.file, value, f"{self._place(name)}.")
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers, empty when absent."""
@@ -161,7 +169,11 @@ class Fields:
 
     def bad(self, name: str, rule: str) -> CorruptArtifactError:
         """The error for a field that breaks `rule`."""
-        return CorruptArtifactError(self.file, f"{self._prefix}{name} {rule}, got {_shown(self._values.get(name))}")
+        return CorruptArtifactError(self.file, f"{self._place(name)} {rule}, got {_shown(self._values.get(name))}")
+
+    def _place(self, name: str) -> str:
+        """The dotted path of field `name` in its file."""
+        return self._places.get(name, f"{self._prefix}{name}")
 
     def _items(self, name: str, kind: str) -> tuple[object, ...]:
         value = self._values.get(name)
@@ -177,7 +189,12 @@ def _is_whole(value: object) -> TypeGuard[int]:
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 def _kind(value: object) -> str:

@@ -185,16 +185,41 @@ def _rope(fields: Fields, name: str, header: GgufHeader, head_dim: int, context_
     )
     if rope.dims > head_dim or rope.dims % 2:
         raise CorruptArtifactError(fields.file, f"rotates {rope.dims} of {head_dim} components of a head")
-    kind = fields.text(f"{scaling}type", "none")
+    kind, factor_key = _scaling(fields, name)
     if ROPE_FACTORS in header.tensors:
         return _with_factors(header.tensors[ROPE_FACTORS], rope, kind)
     if kind == "none":
         return rope
     if kind == "linear":
-        return replace(rope, kind="linear", factor=fields.positive(f"{scaling}factor"))
+        return replace(rope, kind="linear", factor=fields.positive(factor_key))
     if kind == "yarn":
-        return replace(rope, kind="yarn", factor=fields.positive(f"{scaling}factor"))
+        return replace(
+            rope,
+            kind="yarn",
+            factor=fields.positive(factor_key),
+            beta_fast=fields.positive(f"{scaling}yarn_beta_fast", rope.beta_fast),
+            beta_slow=fields.positive(f"{scaling}yarn_beta_slow", rope.beta_slow),
+        )
     raise UnsupportedArtifactError(fields.file, f"rotary embedding of kind {kind!r} is not supported")
+
+
+def _scaling(fields: Fields, name: str) -> tuple[str, str]:
+    """The kind of scaling, and the key of its factor.
+
+    As llama.cpp reads it: a kind that is not stated is linear, a linear factor of 0 or 1 (or none) scales nothing,
+    and old files call the factor `rope.scale_linear`.
+    """
+    for neutral in ("attn_factor", "yarn_attn_factor"):
+        if fields.number(key := f"{name}.rope.scaling.{neutral}", 1.0) != 1.0:
+            raise UnsupportedArtifactError(fields.file, f"{key} {fields.raw(key)!r} is not supported")
+    newer, older = f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear"
+    factor_key = newer if newer in fields or older not in fields else older
+    if fields.number(factor_key, 0.0) < 0:
+        raise fields.bad(factor_key, "must be at least 0")
+    kind = fields.text(f"{name}.rope.scaling.type", "linear")
+    if kind == "linear" and fields.number(factor_key, 0.0) in (0.0, 1.0):
+        kind = "none"
+    return kind, factor_key
 
 
 def _with_factors(tensor: TensorHeader, rope: RopeConfig, kind: str) -> RopeConfig:

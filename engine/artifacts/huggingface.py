@@ -1,8 +1,9 @@
 """A Hugging Face model folder's `config.json` and its neighbours, as a `ModelConfig`.
 
 A nested `text_config` wins over the top level. Defaults of absent fields: KV heads = heads, head_dim = hidden / heads,
-rms_norm_eps 1e-6, no biases, all layers full attention. An absent `tie_word_embeddings` is answered by the weights:
-tied exactly if they hold no output head. Source: reference, §4.3 and §4.6.
+rms_norm_eps 1e-6, no biases, all layers full attention (but see `_implied_layer_types`). An absent
+`tie_word_embeddings` is answered by the weights: tied exactly if they hold no output head.
+Source: reference, §4.3 and §4.6.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields, read_object
-from engine.artifacts.generation_files import option_defaults, tokenizer_eos_ids
+from engine.artifacts.generation_files import log_unapplied, option_defaults, tokenizer_eos_ids
 from engine.artifacts.quantization import parse_quantization
 from engine.artifacts.rope_fields import parse_rope
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
@@ -25,6 +26,9 @@ GENERATION_CONFIG_FILE: Final = "generation_config.json"
 
 # Names in files, and the family whose graph reads them.
 _FAMILIES: Final[Mapping[str, str]] = {"llama": "llama", "mistral": "llama", "iquestcoder": "llama"}
+# Model types whose `sliding_window` holds for every layer when no `layer_types` are stated.
+_SLIDING_THROUGHOUT: Final = frozenset({"mistral"})
+_ACTIVATIONS: Final = ("silu", "swish")
 
 
 def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored: bool) -> ModelConfig:
@@ -36,6 +40,7 @@ def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored:
     generation: dict[str, object] = {}
     if (folder / GENERATION_CONFIG_FILE).exists():
         generation = read_object(folder / GENERATION_CONFIG_FILE)
+        log_unapplied(Fields(GENERATION_CONFIG_FILE, generation))
     return model_config(
         document, generation=generation, extra_eos_ids=tokenizer_eos_ids(folder), head_is_stored=head_is_stored
     )
@@ -50,13 +55,14 @@ def model_config(
 ) -> ModelConfig:
     """Interpret parsed `config.json` and `generation_config.json` documents; pure."""
     top = Fields(CONFIG_FILE, document)
-    fields = _text_fields(top, document)
+    fields = _text_fields(top)
     defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
     family = _family(fields)
+    _check_activation(fields)
     layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")
-    layer_types, sliding_window = _layer_types(fields, layers)
+    layer_types, sliding_window = _layer_types(fields, layers, context_length)
     config = ModelConfig(
         model_type=family,
         vocab_size=fields.count("vocab_size"),
@@ -98,13 +104,10 @@ def check_token_ids(file: str, config: ModelConfig) -> None:
             )
 
 
-def _text_fields(top: Fields, document: Mapping[str, object]) -> Fields:
+def _text_fields(top: Fields) -> Fields:
     """The top level with everything that `text_config` states laid over it."""
     nested = top.fields("text_config")
-    if nested is None:
-        return top
-    stated = {name: nested.raw(name) for name in nested if name in nested}
-    return Fields(CONFIG_FILE, {**document, **stated})
+    return top if nested is None else top.overlaid(nested)
 
 
 def _family(fields: Fields) -> str:
@@ -115,6 +118,14 @@ def _family(fields: Fields) -> str:
         known = ", ".join(_FAMILIES)
         raise UnsupportedArtifactError(CONFIG_FILE, f"model_type {name!r} is not supported; supported: {known}")
     return _FAMILIES[name]
+
+
+def _check_activation(fields: Fields) -> None:
+    name = fields.text("hidden_act", "silu")
+    if name not in _ACTIVATIONS:
+        raise UnsupportedArtifactError(
+            CONFIG_FILE, f"hidden_act {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
+        )
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:
@@ -128,15 +139,30 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     return heads, kv_heads, fields.count("head_dim", hidden_size // heads)
 
 
-def _layer_types(fields: Fields, layers: int) -> tuple[tuple[str, ...], int]:
+def _layer_types(fields: Fields, layers: int, context_length: int) -> tuple[tuple[str, ...], int]:
     """The attention type of every layer, and the window in tokens (0 when no layer slides)."""
-    stated = fields.texts("layer_types") or (FULL_ATTENTION,) * layers
+    stated = fields.texts("layer_types") or _implied_layer_types(fields, layers, context_length)
     if len(stated) != layers:
         raise CorruptArtifactError(CONFIG_FILE, f"layer_types names {len(stated)} layers, the model has {layers}")
     for kind in stated:
         if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
             raise UnsupportedArtifactError(CONFIG_FILE, f"layer type {kind!r} is not supported")
     return stated, fields.count("sliding_window") if SLIDING_ATTENTION in stated else 0
+
+
+def _implied_layer_types(fields: Fields, layers: int, context_length: int) -> tuple[str, ...]:
+    """All layers slide where the model type says so, else none does.
+
+    Mistral's `sliding_window` holds for all layers in the model's own definition, and its weights were trained so:
+    we follow it, although mlx-lm drops the window. A llama's window means nothing without `layer_types`, in both. A
+    window that the context cannot outgrow is full attention, which is cheaper to hold.
+    """
+    slides = (
+        fields.text("model_type") in _SLIDING_THROUGHOUT
+        and "sliding_window" in fields
+        and fields.count("sliding_window") < context_length
+    )
+    return (SLIDING_ATTENTION if slides else FULL_ATTENTION,) * layers
 
 
 def _first(ids: tuple[int, ...]) -> int | None:

@@ -1,7 +1,8 @@
 """Rotary parameters from Hugging Face configurations: every spelling of them that is in use.
 
 θ stands at the top (`rope_theta`) or, in newer files, inside `rope_parameters` beside the kind; the kind is spelled
-`type` or `rope_type`. Defaults per kind. Source: reference, model families §4.3 (rope kinds).
+`type` or `rope_type`. Where a file has both `rope_parameters` and the older `rope_scaling`, the newer wins field by
+field. Defaults per kind. Source: reference, model families §4.3 (rope kinds).
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ def parse_rope(config: Fields, *, head_dim: int, context_length: int) -> RopeCon
         UnsupportedArtifactError: an unknown kind, or parameters per layer type.
         MissingArtifactError, CorruptArtifactError: a parameter that the kind needs is absent or out of range.
     """
-    stated = config.fields("rope_parameters") or config.fields("rope_scaling") or Fields(config.file, {})
+    older = config.fields("rope_scaling") or Fields(config.file, {}, "rope_parameters.")
+    newer = config.fields("rope_parameters") or Fields(config.file, {})
+    stated = older.overlaid(newer)
     if any(isinstance(stated.raw(name), dict) for name in stated):
         raise UnsupportedArtifactError(config.file, "rotary parameters per layer type are not supported")
-    kind = _kind(stated)
+    kind = _kind(newer, older)
     partial = stated.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
     dims = head_dim if kind == "proportional" else _rotating(config.file, head_dim, partial)
     original = config.count("original_max_position_embeddings", _ORIGINAL_CONTEXT.get(kind, context_length))
@@ -61,16 +64,22 @@ def parse_rope(config: Fields, *, head_dim: int, context_length: int) -> RopeCon
         mscale_all_dim=stated.number("mscale_all_dim", 0.0),
         short_factor=_pair_factors(stated, "short_factor", kind, dims),
         long_factor=_pair_factors(stated, "long_factor", kind, dims),
-        attention_factor=stated.optional_number("attention_factor"),
+        attention_factor=stated.positive("attention_factor") if "attention_factor" in stated else None,
+        truncate=stated.flag("truncate", default=True),
         partial_rotary_factor=partial,
     )
 
 
-def _kind(stated: Fields) -> RopeKind:
-    name = stated.text("type") or stated.text("rope_type", "default")
+def _kind(newer: Fields, older: Fields) -> RopeKind:
+    name = next((name for place in (newer, older) for name in _kind_names(place) if name), "default")
     if name not in _KINDS:
-        raise UnsupportedArtifactError(stated.file, f"rotary embedding of kind {name!r} is not supported")
+        raise UnsupportedArtifactError(newer.file, f"rotary embedding of kind {name!r} is not supported")
     return _KINDS[name]
+
+
+def _kind_names(stated: Fields) -> tuple[str, str]:
+    """The kind in both spellings, the one that counts first; "" where it is absent."""
+    return stated.text("type"), stated.text("rope_type")
 
 
 def _rotating(file: str, head_dim: int, partial: float) -> int:

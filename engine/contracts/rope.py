@@ -18,7 +18,8 @@ class RopeConfig:
 
     `traditional` pairs neighbouring components (2i, 2i+1) instead of the two halves (i, i + dims/2).
     `attention_factor` None means that the formula of the kind decides; `long_factor` and `short_factor` hold one
-    value per pair of components and are empty for other kinds than "longrope".
+    value per pair of components and are empty for other kinds than "longrope". `truncate` widens the range over which
+    "yarn" blends to whole components.
     """
 
     dims: int
@@ -37,4 +38,5 @@ class RopeConfig:
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
     attention_factor: float | None = None
+    truncate: bool = True
     partial_rotary_factor: float = 1.0

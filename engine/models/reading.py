@@ -70,8 +70,8 @@ class WeightReader:
     def tied_head(self, table: Embedding) -> Product:
         """The output head of a model that shares its token table."""
         head = table.as_head(pretranspose=self._layout.pretranspose_linear)
-        if self._layout.pretranspose_linear:
-            self._settle(head.arrays())
+        shared = {id(array) for array in table.arrays()}
+        self._settle([array for array in head.arrays() if id(array) not in shared])
         return self._tiled(head)
 
     def vector(self, name: str) -> mx.array:

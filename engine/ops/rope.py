@@ -131,15 +131,20 @@ def _llama3(config: RopeConfig) -> RopeTables:
 
 
 def _yarn(config: RopeConfig) -> RopeTables:
-    low = max(math.floor(_correction_dim(config, config.beta_fast)), 0)
-    high = min(math.ceil(_correction_dim(config, config.beta_slow)), config.dims - 1)
+    low, high = _correction_dim(config, config.beta_fast), _correction_dim(config, config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dims - 1)
     ramp = mx.clip((mx.arange(config.dims // 2, dtype=mx.float32) - low) / ((high - low) or 0.001), 0, 1)
     keep = 1.0 - ramp
     extrapolated = _base_frequencies(config)
     interpolated = config.factor * extrapolated
+    scale = config.attention_factor
+    if scale is None:
+        scale = _mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim)
     return RopeTables(
         frequencies=(interpolated * extrapolated) / (interpolated * keep + extrapolated * (1 - keep)),
-        input_scale=_mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim),
+        input_scale=scale,
     )
 
 

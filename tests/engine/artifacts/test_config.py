@@ -107,6 +107,42 @@ def test_sliding_layers_keep_their_window_and_full_ones_alone_have_none():
         parsed(layer_types=["full_attention", "linear_attention"])
 
 
+def test_mistral_slides_over_all_layers_when_it_states_a_window_alone():
+    mistral = parsed(model_type="mistral", sliding_window=16)
+    assert (mistral.layer_types, mistral.sliding_window) == (("sliding_attention",) * 2, 16)
+    assert parsed(model_type="mistral").sliding_window == 0
+    stated = parsed(model_type="mistral", sliding_window=16, layer_types=["full_attention"] * 2)
+    assert (stated.layer_types, stated.sliding_window) == (("full_attention",) * 2, 0)
+
+
+def test_a_window_as_wide_as_the_context_is_full_attention():
+    wide = parsed(model_type="mistral", sliding_window=128)
+    assert (wide.layer_types, wide.sliding_window) == (("full_attention",) * 2, 0)
+
+
+@pytest.mark.parametrize("value", [0, -8, "8", 1.5])
+def test_a_window_that_is_no_count_is_refused(value):
+    with pytest.raises(CorruptArtifactError, match="sliding_window must be a whole number from 1"):
+        parsed(model_type="mistral", sliding_window=value)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "relu", "SiLU"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_another_activation_is_refused_by_name(family, name):
+    with pytest.raises(UnsupportedArtifactError, match=f"^config.json: hidden_act '{name}' is not supported"):
+        parsed(model_type=family, hidden_act=name)
+
+
+@pytest.mark.parametrize("name", ["silu", "swish", None])
+def test_the_activation_of_the_family_is_read_under_both_names(name):
+    assert parsed(hidden_act=name).model_type == "llama"
+
+
+def test_a_number_too_large_for_any_float_is_refused_like_infinity():
+    with pytest.raises(CorruptArtifactError, match="rms_norm_eps must be a finite number"):
+        parsed(rms_norm_eps=10**400)
+
+
 # Rotary parameters
 
 
@@ -120,6 +156,40 @@ def test_the_kind_of_rotation_is_read_in_every_spelling(spelling, place):
 def test_theta_is_read_at_the_top_and_inside_the_parameters():
     assert parsed(rope_theta=500000.0).rope.theta == 500000.0
     assert parsed(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
+
+
+@pytest.mark.parametrize("newer", [{}, {"rope_theta": 5e5}, {"rope_type": None}])
+def test_newer_parameters_without_a_kind_leave_the_older_scaling_standing(newer):
+    rope = parsed(rope_parameters=newer, rope_scaling={"type": "linear", "factor": 4.0}, rope_theta=1e4).rope
+    assert (rope.kind, rope.factor, rope.theta) == ("linear", 4.0, newer.get("rope_theta", 1e4))
+
+
+def test_newer_parameters_win_over_the_older_scaling_field_by_field():
+    older = {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 64}
+    rope = parsed(rope_parameters={"rope_type": "yarn", "factor": 2.0}, rope_scaling=older).rope
+    assert (rope.kind, rope.factor, rope.original_context_length) == ("yarn", 2.0, 64)
+
+
+def test_newer_parameters_that_state_no_scaling_win_over_an_older_one():
+    assert parsed(rope_parameters={"rope_type": "default"}, rope_scaling={"type": "yarn"}).rope.kind == "default"
+
+
+def test_a_fault_in_merged_parameters_names_the_place_that_states_it():
+    with pytest.raises(CorruptArtifactError, match=r"rope_scaling\.factor must be above 0"):
+        parsed(rope_parameters={"rope_theta": 1e4}, rope_scaling={"type": "linear", "factor": 0})
+    with pytest.raises(CorruptArtifactError, match=r"rope_parameters\.factor must be above 0"):
+        parsed(rope_parameters={"factor": -1}, rope_scaling={"type": "linear", "factor": 4})
+
+
+def test_yarn_keeps_its_stated_attention_factor_and_correction_range():
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert (parsed(rope_scaling=yarn).rope.attention_factor, parsed(rope_scaling=yarn).rope.truncate) == (None, True)
+    rope = parsed(rope_scaling=yarn | {"attention_factor": 0.5, "truncate": False}).rope
+    assert (rope.attention_factor, rope.truncate) == (0.5, False)
+    with pytest.raises(CorruptArtifactError, match=r"rope_scaling\.attention_factor must be above 0"):
+        parsed(rope_scaling=yarn | {"attention_factor": 0})
+    with pytest.raises(CorruptArtifactError, match=r"rope_scaling\.truncate must be true or false"):
+        parsed(rope_scaling=yarn | {"truncate": 1})
 
 
 def test_llama3_rotation_has_its_parameters_and_defaults():

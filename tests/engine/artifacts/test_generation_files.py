@@ -1,6 +1,7 @@
 """Default options and end tokens: the union of what all of a model's files say."""
 
 import json
+import logging
 
 import pytest
 
@@ -29,11 +30,92 @@ def test_sampling_defaults_do_not_count_when_sampling_is_off():
 
 
 @pytest.mark.parametrize(
-    "field", [{"temperature": -1}, {"top_p": 1.5}, {"min_p": float("nan")}, {"top_k": 2.5}, {"max_new_tokens": 0}]
+    "field",
+    [
+        {"temperature": -1},
+        {"temperature": 1e39},
+        {"temperature": float("inf")},
+        {"temperature": 10**400},
+        {"temperature": "1.0"},
+        {"top_p": 1.5},
+        {"min_p": float("nan")},
+        {"top_k": 2.5},
+        {"top_k": 1e300},
+        {"max_new_tokens": 0},
+    ],
 )
-def test_an_option_default_out_of_range_is_refused_by_file_and_name(field):
+@pytest.mark.parametrize("do_sample", [None, True, False])
+def test_an_option_default_out_of_range_is_refused_by_file_and_name(field, do_sample):
     with pytest.raises(CorruptArtifactError, match=f"^generation_config.json: {next(iter(field))} must be"):
-        parsed(field)
+        parsed(field | {"do_sample": do_sample})
+
+
+def test_sampling_that_is_asked_for_without_numbers_has_those_of_hugging_face():
+    assert parsed({"do_sample": True}).option_defaults == OptionDefaults(temperature=1.0, top_k=50)
+    partly = {"do_sample": True, "temperature": None, "top_p": 0.9}
+    assert parsed(partly).option_defaults == OptionDefaults(temperature=1.0, top_k=50, top_p=0.9)
+    assert parsed({"do_sample": True, "top_k": 0, "temperature": 0.2}).option_defaults == OptionDefaults(
+        temperature=0.2, top_k=0
+    )
+    assert parsed({"do_sample": None}).option_defaults == OptionDefaults()
+
+
+# Fields that would change the output, and that we do not apply
+
+
+def lines_at_opening(folder, caplog, **generation):
+    write_folder(folder)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    with caplog.at_level(logging.INFO, logger="engine.artifacts"):
+        open_artifact(folder)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_fields_that_are_not_applied_are_named_in_one_line_without_their_values(tmp_path, caplog):
+    stated = {
+        "repetition_penalty": 1.375,
+        "suppress_tokens": [41, 42],
+        "stop_strings": ["SECRET"],
+        "max_length": 40,
+        "forced_eos_token_id": 0,
+        "new_in_2031": True,
+        "temperature": 0.5,
+    }
+    (line,) = lines_at_opening(tmp_path, caplog, **stated)
+    assert line == (
+        "generation_config.json: not applied: "
+        "repetition_penalty, suppress_tokens, stop_strings, max_length, forced_eos_token_id, new_in_2031"
+    )
+
+
+def test_fields_that_change_nothing_are_not_worth_a_line(tmp_path, caplog):
+    stated = {
+        "_from_model_config": True,
+        "transformers_version": "4.40.0",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": [2],
+        "use_cache": True,
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 40,
+        "max_new_tokens": 9,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+        "no_repeat_ngram_size": 0,
+        "stop_strings": None,
+        "suppress_tokens": [],
+    }
+    assert lines_at_opening(tmp_path, caplog, **stated) == []
+
+
+def test_names_that_are_not_applied_cannot_forge_or_flood_the_log(tmp_path, caplog):
+    names = ["a\nERROR forged", "x" * 5000, *(f"field_{index}" for index in range(50))]
+    (line,) = lines_at_opening(tmp_path, caplog, **dict.fromkeys(names, 7))
+    assert "\n" not in line
+    assert line.endswith("and 40 more")
+    assert len(line) < 500
 
 
 # End tokens (the union of all sources, in order, without duplicates)

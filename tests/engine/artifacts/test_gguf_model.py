@@ -134,6 +134,75 @@ def test_scaled_rotation_is_read(tmp_path, kind):
     assert (rope.kind, rope.factor, rope.original_context_length) == (kind, 4.0, 32)
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [{"scaling.factor": 4.0}, {"scale_linear": 4.0}, {"scaling.type": "linear", "scale_linear": 4.0}],
+    ids=["no type", "the old key", "a type and the old key"],
+)
+def test_a_scaling_factor_without_more_stretches_positions_linearly(tmp_path, stated):
+    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope
+    assert (rope.kind, rope.factor) == ("linear", 4.0)
+
+
+def test_the_new_key_of_the_scaling_factor_wins_over_the_old_one(tmp_path):
+    stated = {"scaling.factor": 4.0, "scale_linear": 2.0}
+    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope.factor == 4.0
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"scaling.type": "none", "scaling.factor": 4.0}, {"scaling.factor": 0.0}, {"scaling.factor": 1.0}, {}],
+    ids=["none", "factor zero", "factor one", "nothing"],
+)
+def test_no_scaling_leaves_positions_as_they_are(tmp_path, stated):
+    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope
+    assert (rope.kind, rope.factor) == ("default", 1.0)
+
+
+def test_a_negative_scaling_factor_is_refused(tmp_path):
+    with pytest.raises(CorruptArtifactError, match=r"llama.rope.scaling.factor must be at least 0, got -4.0"):
+        config_of(tmp_path, extra=lambda writer: write_rope(writer, {"scaling.factor": -4.0}))
+
+
+def test_yarn_without_a_factor_misses_it_by_name(tmp_path):
+    with pytest.raises(MissingArtifactError, match=r"has no llama.rope.scaling.factor"):
+        config_of(tmp_path, extra=lambda writer: write_rope(writer, {"scaling.type": "yarn"}))
+
+
+def test_stored_factors_under_a_scaling_factor_are_refused_rather_than_half_applied(tmp_path):
+    def extra(writer):
+        writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))
+        write_rope(writer, {"scaling.factor": 4.0})
+
+    with pytest.raises(UnsupportedArtifactError, match="with 'linear' scaling"):
+        config_of(tmp_path, extra=extra)
+
+
+@pytest.mark.parametrize("scaling", [{"scaling.factor": 4.0}, {"scale_linear": 4.0}])
+def test_a_linearly_scaled_file_gives_the_logits_of_the_folder(tmp_path, scaling):
+    stated = {"rope_scaling": {"type": "linear", "factor": 4.0}}
+    folder = write_folder(tmp_path / "folder", llama_tensors(), config=stated)
+    scaled = write_gguf(tmp_path / "tiny.gguf", extra=lambda writer: write_rope(writer, scaling))
+    plain = write_gguf(tmp_path / "plain.gguf")
+    assert cosine(logits(folder), logits(scaled)) > 1 - 1e-6
+    assert cosine(logits(folder), logits(plain)) < 0.9999
+
+
+def test_parameters_of_yarn_are_honoured_or_refused_by_name(tmp_path):
+    yarn = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.yarn_beta_fast": 16.0, "scaling.attn_factor": 1.0}
+    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, yarn)).rope.beta_fast == 16.0
+    for key in ("scaling.attn_factor", "scaling.yarn_attn_factor"):
+        with pytest.raises(UnsupportedArtifactError, match=rf"llama.rope.{key} 0.5 is not supported"):
+            config_of(tmp_path, extra=lambda writer, key=key: write_rope(writer, yarn | {key: 0.5}))
+
+
+def write_rope(writer, stated):
+    """Rotary metadata by the end of its key, texts as texts and numbers as float32."""
+    for key, value in stated.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"llama.rope.{key}", value)
+
+
 def test_an_unknown_scaling_is_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedArtifactError, match="kind 'spiral'"):
         config_of(tmp_path, extra=lambda writer: writer.add_string("llama.rope.scaling.type", "spiral"))

@@ -72,6 +72,25 @@ def test_a_file_that_shrinks_after_its_header_was_read_is_refused_by_name(tmp_pa
             store.take(name)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint32, np.int64, np.bool_])
+@pytest.mark.parametrize("name", [f"{DOWN}.weight", "model.norm.weight", "model.embed_tokens.weight"])
+def test_whole_numbers_without_scales_are_refused_by_tensor_and_dtype(tmp_path, name, dtype):
+    tensors = llama_tensors()
+    tensors[name] = tensors[name].astype(dtype)
+    spelled = {"b": "BOOL", "i": "I", "u": "U"}[np.dtype(dtype).kind]
+    with pytest.raises(UnsupportedArtifactError, match=rf"^model.safetensors: {name} is stored as {spelled}\d*,"):
+        open_artifact(write_folder(tmp_path, tensors))
+
+
+@pytest.mark.parametrize("part", ["scales", "biases"])
+def test_scales_of_whole_numbers_are_refused_by_tensor_and_dtype(tmp_path, part):
+    tensors = quantized(llama_tensors(), {QUERY: FOUR_BITS})
+    tensors[f"{QUERY}.{part}"] = tensors[f"{QUERY}.{part}"].astype(np.int32)
+    folder = write_folder(tmp_path, tensors, config={"quantization": FOUR_BITS})
+    with pytest.raises(UnsupportedArtifactError, match=rf"{QUERY}.{part} is stored as I32,"):
+        open_artifact(folder)
+
+
 # Accounting
 
 

@@ -5,7 +5,10 @@ transposed layout, a BLAS that splits a fused product elsewhere, or exponentials
 rounding, and stay within `ROUNDING` of logits of magnitude 3.
 """
 
+import json
+
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
@@ -101,6 +104,17 @@ def test_sliding_windows_change_the_result(tmp_path):
     assert mx.abs(full[30:] - sliding[30:]).max().item() > 1e-3
 
 
+def test_mistral_sees_its_window_alone(tmp_path):
+    """In one layer the last token sees a window; rotation is relative, so that window alone gives the same logits."""
+    oracle = tiny_llama.write(tmp_path, num_hidden_layers=1)
+    config = tiny_llama.PLAIN | {"model_type": "mistral", "sliding_window": 8, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    prompt = tiny_llama.random_prompt(5, 60)
+    found = packed_logits(tiny_llama.bind(tmp_path), [prompt])[0][-1]
+    assert mx.abs(found - oracle.logits(prompt[-8:])[-1]).max().item() < ROUNDING
+    assert mx.abs(found - oracle.logits(prompt)[-1]).max().item() > 1e-3
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=["bfloat16", "float16"])
 def test_half_precision_files_are_held_exactly_in_float32(tmp_path, dtype):
     oracle = tiny_llama.write(tmp_path, dtype=dtype)
@@ -114,3 +128,15 @@ def test_a_graph_accounts_for_the_bytes_it_holds(tmp_path):
     oracle = tiny_llama.write(tmp_path, tie_word_embeddings=False)
     held = sum(array.nbytes for _, array in tree_flatten(oracle.model.parameters()))
     assert tiny_llama.bind(tmp_path).weights_bytes == held
+
+
+@pytest.mark.parametrize("pretranspose", [False, True])
+def test_a_packed_table_that_is_the_head_too_counts_once(tmp_path, pretranspose):
+    oracle = tiny_llama.write(tmp_path)
+    nn.quantize(oracle.model, group_size=32, bits=4)
+    stored = dict(tree_flatten(oracle.model.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    config = tiny_llama.PLAIN | {"quantization": {"group_size": 32, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    binding = tiny_llama.bind(tmp_path, dequantize=False, pretranspose=pretranspose)
+    assert binding.weights_bytes == sum(array.nbytes for array in stored.values())
