@@ -22,10 +22,11 @@ from engine.contracts.errors import (
     UnavailableError,
 )
 from engine.execution.accepting import Acceptance, accept
+from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.resident import Resident, load_on_engine_thread, open_text_model
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
-from engine.execution.thread import EngineThread, Job
+from engine.execution.thread import EngineThread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
     from engine.contracts.prompt import ChatPrompt
-    from engine.execution.thread import Stepper
+    from engine.execution.batch import Stepper
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Schedulable(Protocol):
@@ -120,12 +120,17 @@ class Scheduler(Generic[JobT]):
             admitted.append(entry.job)
         return admitted
 
-    def plan(self) -> list[tuple[JobT, int]]:
-        """The jobs of the next step and the width of each one's unit: all that decode, then prompts by turn."""
-        plan = [(entry.job, 1) for entry in self._running if not entry.job.is_prefilling]
-        budget = self.limits.mixed_prefill_tokens if plan else self.limits.prefill_step_tokens
+    def plan(self, may_step: Callable[[JobT], bool] = lambda _job: True) -> list[tuple[JobT, int]]:
+        """The jobs of the next step and the width of each one's unit: all that decode, then prompts by turn.
+
+        Jobs that `may_step` denies are left out.
+        """
+        ready = [entry for entry in self._running if may_step(entry.job)]
+        plan = [(entry.job, 1) for entry in ready if not entry.job.is_prefilling]
+        decoding = any(not entry.job.is_prefilling for entry in self._running)
+        budget = self.limits.mixed_prefill_tokens if decoding else self.limits.prefill_step_tokens
         spent = 0
-        for entry in sorted((e for e in self._running if e.job.is_prefilling), key=_by_turn):
+        for entry in sorted((e for e in ready if e.job.is_prefilling), key=_by_turn):
             width = entry.job.next_width(max(1, budget - spent))
             if spent and spent + width > budget:
                 break

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.graph import PackedSegment
-from engine.generation.autoregressive import run_packed_step
+from engine.generation.autoregressive import dispatch_packed_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
     from engine.execution.scheduler import Limits
+    from engine.generation.autoregressive import PendingStep
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.generation.row import Row
     from engine.generation.scopes import WiredScope
@@ -26,7 +27,7 @@ TRIAL_TOKENS = (3, 1)
 
 
 class PackedStepper:
-    """See `engine.execution.thread.Stepper`."""
+    """See `engine.execution.batch.Stepper`."""
 
     def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits) -> None:
         """Hold `wired` from first work to idle."""
@@ -40,13 +41,13 @@ class PackedStepper:
         """Fresh state for one row."""
         return self._binding.make_cache()
 
-    def step(self, rows: Sequence[Row]) -> list[int | None]:
-        """Advance `rows` by one unit each."""
-        drawn = run_packed_step(self._binding, rows)
+    def dispatch(self, rows: Sequence[Row], after: PendingStep | None) -> PendingStep:
+        """Start a step that advances `rows` by one unit each."""
+        pending = dispatch_packed_step(self._binding, rows, after)
         self._steps += 1
         if self._steps % STEPS_BETWEEN_CLEARING == 0:
             mx.clear_cache()
-        return drawn
+        return pending
 
     def probe(self) -> None:
         """Run a few tokens on fresh state; raises when the device no longer works."""

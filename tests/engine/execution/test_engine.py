@@ -250,7 +250,7 @@ async def test_a_storm_of_aborts_leaves_nothing_behind(engine):
     ends = await asyncio.gather(*(one(index) for index in range(60)))
     assert {end.finish_reason for end in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH}
     assert engine._live == {}
-    assert len(engine._thread._jobs) == 0
+    assert len(engine._thread._batch) == 0
     assert (await run(engine, tokens(1, 4), max_tokens=2, eos_token_ids=()))[1]
 
 
@@ -369,15 +369,15 @@ async def test_a_single_token_has_no_decode_rate(engine):
 
 
 async def test_a_long_row_is_rebuilt_in_whole_chunks_and_its_progress_never_goes_back(engine, monkeypatch):
-    real, widths = stepper.run_packed_step, []
+    real, widths = stepper.dispatch_packed_step, []
 
-    def faulty(binding, rows):
+    def faulty(binding, rows, after):
         widths.append([row.next_unit().tokens for row in rows])
         if len(widths) == 14:
             raise RuntimeError("a passing fault")
-        return real(binding, rows)
+        return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "run_packed_step", faulty)
+    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
     both = [asyncio.create_task(run(engine, tokens(seed, 100), max_tokens=20, eos_token_ids=())) for seed in (1, 2)]
     assert [len((await task)[1]) for task in both] == [20, 20]
     rebuilding = [len(units[0]) for units in widths[14:] if len(units) == 1]
@@ -404,14 +404,14 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(tmp
 
 
 async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, monkeypatch):
-    real, faults = stepper.run_packed_step, [RuntimeError("a secret detail")]
+    real, faults = stepper.dispatch_packed_step, [RuntimeError("a secret detail")] * 2
 
-    def faulty(binding, rows):
+    def faulty(binding, rows, after):
         if faults:
             raise faults.pop()
-        return real(binding, rows)
+        return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "run_packed_step", faulty)
+    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
     _, _, _, end = await run(engine, tokens(1, 4), max_tokens=4, eos_token_ids=())
     assert end.finish_reason is FinishReason.ERROR
     assert isinstance(end.error, GenerationFailedError)
@@ -422,15 +422,15 @@ async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, 
 async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(engine, monkeypatch):
     options = {"temperature": 0.9, "seed": 3, "max_tokens": 30, "eos_token_ids": ()}
     wanted = [(await run(engine, tokens(seed, 30), **options))[1] for seed in (1, 2)]
-    real, steps = stepper.run_packed_step, []
+    real, steps = stepper.dispatch_packed_step, []
 
-    def faulty(binding, rows):
+    def faulty(binding, rows, after):
         steps.append(len(rows))
         if len(steps) == 12:
             raise RuntimeError("a passing fault")
-        return real(binding, rows)
+        return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "run_packed_step", faulty)
+    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
     found = await asyncio.gather(*(run(engine, tokens(seed, 30), **options) for seed in (1, 2)))
     assert steps[11] == 2
     assert [ids for _, ids, _, _ in found] == wanted
@@ -455,12 +455,12 @@ async def test_rows_wait_while_the_state_of_others_fills_the_memory(folder, tmp_
 
 
 async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, monkeypatch):
-    def dead(binding, rows):
+    def dead(binding, rows, after):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(stepper, "run_packed_step", dead)
+    monkeypatch.setattr(stepper, "dispatch_packed_step", dead)
     failed = asyncio.create_task(engine.wait_failed())
-    monkeypatch.setattr(stepper, "exercise", lambda binding: dead(binding, []))
+    monkeypatch.setattr(stepper, "exercise", lambda binding: dead(binding, [], None))
     assert isinstance((await run(engine, tokens(1, 4), max_tokens=4))[3].error, EngineFailedError)
     await asyncio.wait_for(failed, 10)
     assert engine.state is EngineState.FAILED
@@ -469,13 +469,13 @@ async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, mo
 
 
 async def test_every_array_operation_happens_on_the_engine_thread(engine, monkeypatch):
-    names, real = set(), stepper.run_packed_step
+    names, real = set(), stepper.dispatch_packed_step
 
-    def watched(binding, rows):
+    def watched(binding, rows, after):
         names.add(threading.current_thread().name)
-        return real(binding, rows)
+        return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "run_packed_step", watched)
+    monkeypatch.setattr(stepper, "dispatch_packed_step", watched)
     await asyncio.gather(*(run(engine, tokens(seed, 5), max_tokens=3, temperature=1.0) for seed in range(4)))
     assert names == {"mlx-engine"}
 

@@ -16,9 +16,10 @@ from engine.contracts.errors import (
 )
 from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
+from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.scheduler import Limits
-from engine.execution.thread import EngineThread, Job
+from engine.execution.thread import EngineThread
 
 STARTED = object.__new__(GenerationStarted)
 
@@ -32,12 +33,14 @@ class FakeCache:
 
 
 class FakeRow:
-    """Prefills `prompt` units, then emits tokens until `length`."""
+    """Feeds `prompt` tokens one by one, then emits tokens until `length`; a restart feeds everything again."""
 
     def __init__(self, signal, *, prompt=1, length=3, faulty=False):
         self.signal = signal
         self.prompt_tokens = prompt
-        self.prefilled_tokens = 0
+        self.known = prompt
+        self.fed = 0
+        self.position = 0
         self.length = length
         self.faulty = faulty
         self.tokens = []
@@ -48,11 +51,15 @@ class FakeRow:
 
     @property
     def is_prefilling(self):
-        return self.prefilled_tokens < self.prompt_tokens
+        return self.fed < self.known
+
+    @property
+    def is_rebuilding(self):
+        return self.position < self.prompt_tokens + len(self.tokens)
 
     @property
     def unfed_tokens(self):
-        return self.prompt_tokens - self.prefilled_tokens
+        return self.known - self.fed
 
     def next_width(self, limit_tokens):
         return 1
@@ -60,18 +67,17 @@ class FakeRow:
     def limit_next_unit(self, tokens):
         self.limit = tokens
 
-    @property
-    def position(self):
-        return self.prefilled_tokens + max(0, len(self.tokens) - 1)
-
     def new_progress(self):
-        if self.prefilled_tokens <= self.told:
+        fed = min(self.fed, self.prompt_tokens)
+        if self.tokens or fed <= self.told:
             return None
-        self.told = self.prefilled_tokens
+        self.told = fed
         return PrefillProgress(self.told, self.prompt_tokens)
 
     def restart(self, caches):
         self.restarts += 1
+        self.known = self.prompt_tokens + max(0, len(self.tokens) - 1)
+        self.fed = self.position = 0
 
     def admit(self, caches):
         self.caches = caches
@@ -95,6 +101,28 @@ class FakeRow:
         self.closed += 1
 
 
+class FakePending:
+    """A started step: prompts have moved on, tokens are known when it is read."""
+
+    def __init__(self, stepper, rows):
+        self.stepper, self.rows = stepper, rows
+        self.positions = [row.position for row in rows]
+        for row in rows:
+            if row.is_prefilling:
+                row.fed += 1
+            row.position += 1
+        self.samples = [not row.is_prefilling and not row.is_rebuilding for row in rows]
+
+    def may_follow(self, row):
+        if row not in self.rows or not self.samples[self.rows.index(row)]:
+            return True
+        return 0 < len(row.tokens) < row.length - 1
+
+    def read(self):
+        self.stepper.run(self.rows, self.positions)
+        return [7 if samples else None for samples in self.samples]
+
+
 class FakeStepper:
     limits = Limits(max_rows=2, prefill_step_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9)
 
@@ -113,23 +141,22 @@ class FakeStepper:
     def make_caches(self):
         return [FakeCache()]
 
-    def step(self, rows):
+    def dispatch(self, rows, after):
+        assert after is None or all(after.may_follow(row) for row in rows if row in after.rows)
+        return FakePending(self, list(rows))
+
+    def run(self, rows, positions):
+        """The device's part: whatever goes wrong shows when a step is read."""
         if self.gated:
             assert self.gate.acquire(timeout=10)
         self.steps += 1
         if self.faults:
             self.faults -= 1
             raise RuntimeError("the device hiccuped")
-        if self.guilty in rows and self.guilty.position >= self.guilty_at:
+        if self.guilty in rows and positions[rows.index(self.guilty)] >= self.guilty_at:
             raise RuntimeError("this row is poison")
         if len(rows) > self.most_together:
             raise RuntimeError("not enough memory for so many")
-        drawn = []
-        for row in rows:
-            if row.is_prefilling:
-                row.prefilled_tokens += 1
-            drawn.append(None if row.is_prefilling else 7)
-        return drawn
 
     def probe(self):
         if self.dead:
@@ -229,24 +256,25 @@ async def test_a_failing_shared_step_ends_the_guilty_row_alone(harness):
     good = await end_of(first)
     assert (good.finish_reason, good.stats.generated_tokens) == (FinishReason.LENGTH, 6)
     assert first.row.restarts >= 1
-    assert harness.thread._suspects == {}
+    assert harness.thread._batch._suspects == {}
     after, _ = harness.submit()
     assert (await end_of(after)).finish_reason is FinishReason.LENGTH
 
 
 async def test_a_passing_fault_of_a_shared_step_ends_nobody(harness):
     harness.stepper.gated = True
-    jobs = [harness.submit(length=30)[0] for _ in range(2)]
-    for steps in (2, 12, 20, 30):
-        harness.stepper.gate.release(steps - harness.stepper.steps)
-        await until(lambda: harness.stepper.steps == steps)  # noqa: B023 - awaited at once
+    jobs = [harness.submit(length=60)[0] for _ in range(2)]
+    for tokens in (2, 5, 8, 11):
+        while len(jobs[0].row.tokens) < tokens or harness.thread._batch._suspects:
+            harness.stepper.gate.release(1)
+            await asyncio.sleep(0.002)
         harness.stepper.faults = 1
-    harness.stepper.gate.release(200)
+    harness.stepper.gate.release(1000)
     assert [(await end_of(job)).finish_reason for job in jobs] == [FinishReason.LENGTH] * 2
 
 
-async def test_a_row_that_fails_alone_ends_and_the_engine_goes_on(harness):
-    harness.stepper.faults = 1
+async def test_a_row_that_fails_alone_twice_ends_and_the_engine_goes_on(harness):
+    harness.stepper.faults = 2
     job, _ = harness.submit()
     error = (await end_of(job)).error
     assert isinstance(error, GenerationFailedError)
@@ -277,7 +305,7 @@ async def test_rows_that_fail_only_together_lose_the_newest_and_the_rest_goes_on
 
 async def test_requests_that_fail_alone_never_end_the_engine(harness):
     for _ in range(6):
-        harness.stepper.faults = 1
+        harness.stepper.faults = 2
         job, _ = harness.submit()
         assert isinstance((await end_of(job)).error, GenerationFailedError)
     job, _ = harness.submit()

@@ -1,0 +1,293 @@
+"""The continuous batch: all jobs of one engine, and one round of their work. Runs on the engine thread alone.
+
+A round drops who was aborted, admits who may run, starts the next step, and only then reads the one before: the device
+is not kept waiting for the host. After a failed step rows go one by one until the guilty one is found.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from engine.contracts.errors import EngineFailedError, GenerationFailedError
+from engine.contracts.events import TokensGenerated
+from engine.contracts.results import FinishReason
+from engine.execution.scheduler import Limits, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.errors import EngineError
+    from engine.contracts.events import GenerationEvent, GenerationStarted
+    from engine.execution.delivery import Mailbox
+    from engine.generation.row import Row
+
+logger = logging.getLogger(__name__)
+
+UNEXPLAINED_LIMIT: Final = 2
+"""Failures of a step whose rows all pass alone, before one of them has to go: together they are too much."""
+STEP_SECONDS_DECAY: Final = 0.95
+
+Told = list[tuple["Mailbox", "GenerationEvent"]]
+
+
+class Pending(Protocol):
+    """A step that was started and not read yet."""
+
+    def may_follow(self, row: Row) -> bool:
+        """Whether `row` may take part in the next step before this one is read."""
+
+    def read(self) -> list[int | None]:
+        """Wait; the sampled token of each row, or None."""
+
+
+class Stepper(Protocol):
+    """What the batch drives once a model is resident. Every call comes from the engine thread."""
+
+    @property
+    def limits(self) -> Limits:
+        """What may be held and done at once."""
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+
+    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> Pending:
+        """Start a step that advances `rows` by one unit each; those also in `after` must be allowed to follow it."""
+
+    def probe(self) -> None:
+        """Run a small generation of its own; raises when the device no longer works."""
+
+    def resume(self) -> None:
+        """Work begins after a time without any."""
+
+    def rest(self) -> None:
+        """No work is left for now: give back what is held for speed only."""
+
+    def close(self) -> None:
+        """Release the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`."""
+
+    row: Row
+    mailbox: Mailbox
+    started: GenerationStarted
+    caller: str = ""
+    priority: int = 0
+    predicted_bytes: int = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens remain."""
+        return self.row.is_prefilling
+
+    @property
+    def unfed_tokens(self) -> int:
+        """Prompt tokens that remain."""
+        return self.row.unfed_tokens
+
+    def next_width(self, limit_tokens: int) -> int:
+        """Tokens of the next unit."""
+        return self.row.next_width(limit_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A started step; `targets` holds for each job the position that it brings its state to."""
+
+    pending: Pending
+    targets: dict[Job, int]
+
+
+class Batch:
+    """Jobs waiting and running over one stepper."""
+
+    def __init__(self, stepper: Stepper, clock: Callable[[], float]) -> None:
+        """Start empty; `clock` counts seconds."""
+        self._stepper = stepper
+        self._clock = clock
+        self._jobs = Scheduler[Job](stepper.limits)
+        self._step: _Step | None = None
+        self._suspects: dict[Job, int] = {}
+        self._unexplained = 0
+        self.step_seconds = 0.0
+
+    def __len__(self) -> int:
+        """Jobs waiting or running."""
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        """Every job."""
+        return iter(self._jobs)
+
+    def submit(self, job: Job) -> None:
+        """Put a job into the queue."""
+        self._jobs.submit(job)
+
+    def advance(self) -> Told:
+        """One round; returns what there is to tell.
+
+        Raises:
+            EngineFailedError: the device no longer works; every job is still here.
+        """
+        started = self._clock()
+        told = [*self._drop_aborted(), *self._admit()]
+        before, self._step = self._step, None
+        failed = self._start_next(before)
+        if before is not None:
+            told += self._finish(before)
+        if failed is not None:
+            told += self._isolate(failed)
+        self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
+        return told
+
+    def settle(self) -> None:
+        """Wait for a step that nobody needs any more, so that nothing runs while the engine rests."""
+        if self._step is not None:
+            step, self._step = self._step, None
+            try:
+                step.pending.read()
+            except Exception:
+                logger.exception("a step failed after all of its rows had left")
+
+    def release(self) -> None:
+        """Let go of every row's state."""
+        for job in self._jobs:
+            job.row.close()
+
+    def _drop_aborted(self) -> Told:
+        told: Told = []
+        for job in [job for job in self._jobs if job.row.signal.aborted]:
+            text, finished = job.row.aborted()
+            self._remove(job)
+            told += _events(job, [TokensGenerated((), text)] if text else [], finished)
+        return told
+
+    def _admit(self) -> Told:
+        admitted = self._jobs.admit()
+        for job in admitted:
+            job.row.admit(self._stepper.make_caches())
+        return [(job.mailbox, job.started) for job in admitted]
+
+    def _start_next(self, before: _Step | None) -> dict[Job, int] | None:
+        """Start the next step beside `before`; returns the targets of a step that could not even be started."""
+        plan = self._plan(before)
+        if not plan:
+            return None
+        targets = {job: job.row.position + width for job, width in plan}
+        for job, width in plan:
+            job.row.limit_next_unit(width)
+        try:
+            rows = [job.row for job, _ in plan]
+            pending = self._stepper.dispatch(rows, None if before is None else before.pending)
+        except Exception:
+            return self._noted(targets)
+        self._step = _Step(pending, targets)
+        return None
+
+    def _plan(self, before: _Step | None) -> list[tuple[Job, int]]:
+        """Jobs of the next step and their widths; after a failed step each suspect goes alone until it is cleared."""
+        if self._suspects:
+            suspect = next(iter(self._suspects))
+            width = suspect.row.next_width(self._jobs.limits.prefill_step_tokens)
+            return [] if before is not None else [(suspect, width)]
+        return self._jobs.plan(lambda job: before is None or before.pending.may_follow(job.row))
+
+    def _finish(self, step: _Step) -> Told:
+        """Read `step` and commit its tokens; those of jobs that have left meanwhile are dropped."""
+        try:
+            drawn = step.pending.read()
+        except Exception:
+            self._step = None
+            return self._isolate(self._noted(step.targets))
+        if len(step.targets) > 1:
+            self._unexplained = 0
+        self._suspects = {job: target for job, target in self._suspects.items() if job.row.position < target}
+        alive = set(self._jobs.running)
+        return [
+            event
+            for job, token in zip(step.targets, drawn, strict=True)
+            if job in alive
+            for event in self._commit(job, token)
+        ]
+
+    def _commit(self, job: Job, token: int | None) -> Told:
+        """Commit one row's token; a fault in its text or stop rules ends this row alone."""
+        row = job.row
+        if token is None:
+            progress = row.new_progress()
+            return [] if progress is None else [(job.mailbox, progress)]
+        try:
+            shown, text, finished = row.commit(token)
+        except Exception:
+            correlation_id = new_correlation_id()
+            logger.exception("a row failed to commit its token (correlation id %s)", correlation_id)
+            return self._fail(job, GenerationFailedError(correlation_id))
+        events: list[GenerationEvent] = []
+        if shown is not None or text:
+            events.append(TokensGenerated(() if shown is None else (shown,), text))
+        if finished is not None:
+            self._remove(job)
+        return _events(job, events, finished)
+
+    def _noted(self, targets: dict[Job, int]) -> dict[Job, int]:
+        logger.exception("a step of %d row(s) failed", len(targets))
+        return targets
+
+    def _isolate(self, targets: dict[Job, int]) -> Told:
+        """Go on after a failed step: its rows are tried alone, and one that fails alone again has to end.
+
+        No state survives, since rows may share storage: every row's is rebuilt from its ids.
+        """
+        correlation_id = new_correlation_id()
+        logger.error("the failed step has the correlation id %s", correlation_id)
+        self._require_working_device(correlation_id)
+        running = set(self._jobs.running)
+        suspects = {job: target for job, target in targets.items() if job in running}
+        guilty = self._guilty(targets, suspects)
+        self._suspects = suspects if len(targets) > 1 else {**suspects, **self._suspects}
+        told = [] if guilty is None else self._fail(guilty, GenerationFailedError(correlation_id))
+        for job in self._jobs.running:
+            job.row.restart(self._stepper.make_caches())
+        return told
+
+    def _guilty(self, targets: dict[Job, int], suspects: dict[Job, int]) -> Job | None:
+        """The suspect that failed alone, or the newest of rows that pass alone and have failed together again."""
+        if len(targets) == 1:
+            return next((job for job in suspects if job in self._suspects), None)
+        self._unexplained += 1
+        if self._unexplained < UNEXPLAINED_LIMIT:
+            return None
+        self._unexplained = 0
+        return next((job for job in reversed(self._jobs.running) if job in suspects), None)
+
+    def _require_working_device(self, correlation_id: str) -> None:
+        try:
+            self._stepper.probe()
+        except Exception:
+            logger.exception("the device does not work any more (correlation id %s)", correlation_id)
+            raise EngineFailedError(correlation_id) from None
+
+    def _fail(self, job: Job, error: EngineError) -> Told:
+        finished = job.row.finished(FinishReason.ERROR, error=error)
+        self._remove(job)
+        return _events(job, [], finished)
+
+    def _remove(self, job: Job) -> None:
+        self._jobs.remove(job)
+        self._suspects.pop(job, None)
+        job.row.close()
+
+
+def _events(job: Job, events: Sequence[GenerationEvent], finished: GenerationEvent | None) -> Told:
+    return [(job.mailbox, event) for event in (*events, *([finished] if finished is not None else []))]
+
+
+def new_correlation_id() -> str:
+    """A short id that ties what a caller is told to a line of the log."""
+    return uuid.uuid4().hex[:12]
