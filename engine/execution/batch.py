@@ -15,6 +15,7 @@ from engine.contracts.errors import EngineFailedError, GenerationFailedError
 from engine.contracts.events import TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.execution.scheduler import Limits, Scheduler
+from engine.generation.row import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,8 +41,8 @@ class Pending(Protocol):
     def may_follow(self, row: Row) -> bool:
         """Whether `row` may take part in the next step before this one is read."""
 
-    def read(self) -> list[int | None]:
-        """Wait; the sampled token of each row, or None."""
+    def read(self) -> list[int | RowFault | None]:
+        """Wait; for each row its sampled token, why it has none, or None while none is due."""
 
 
 class Stepper(Protocol):
@@ -216,9 +217,13 @@ class Batch:
             for event in self._commit(job, token)
         ]
 
-    def _commit(self, job: Job, token: int | None) -> Told:
-        """Commit one row's token; a fault in its text or stop rules ends this row alone."""
+    def _commit(self, job: Job, token: int | RowFault | None) -> Told:
+        """Commit one row's token; a fault in its numbers, text or stop rules ends this row alone."""
         row = job.row
+        if isinstance(token, RowFault):
+            correlation_id = new_correlation_id()
+            logger.error("a row has no token: %s (correlation id %s)", token.reason, correlation_id)
+            return self._fail(job, GenerationFailedError(correlation_id))
         if token is None:
             progress = row.new_progress()
             return [] if progress is None else [(job.mailbox, progress)]

@@ -32,6 +32,13 @@ class RowUnit:
     samples: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """Stands for a token that could not be drawn; only its row is at fault."""
+
+    reason: str
+
+
 class Row:
     """The state of one generation from admission to its end."""
 

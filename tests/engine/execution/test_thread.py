@@ -20,6 +20,7 @@ from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.scheduler import Limits
 from engine.execution.thread import EngineThread
+from engine.generation.row import RowFault
 
 STARTED = object.__new__(GenerationStarted)
 
@@ -120,13 +121,15 @@ class FakePending:
 
     def read(self):
         self.stepper.run(self.rows, self.positions)
-        return [7 if samples else None for samples in self.samples]
+        token = self.stepper.fault or 7
+        return [token if samples else None for samples in self.samples]
 
 
 class FakeStepper:
     limits = Limits(max_rows=2, prefill_step_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9)
 
     def __init__(self):
+        self.fault = None
         self.guilty = None
         self.guilty_at = 0
         self.most_together = 10**9
@@ -329,6 +332,16 @@ async def test_a_device_that_no_longer_works_ends_the_engine_and_everybody_waiti
     assert harness.stepper.closed
     with pytest.raises(UnavailableError):
         harness.submit()
+
+
+async def test_a_row_without_a_token_ends_alone_with_the_reason_in_the_log(harness, caplog):
+    harness.stepper.fault = RowFault("its logits are not finite")
+    job, _ = harness.submit()
+    assert isinstance((await end_of(job)).error, GenerationFailedError)
+    assert "its logits are not finite" in caplog.text
+    harness.stepper.fault = None
+    job, _ = harness.submit()
+    assert (await end_of(job)).finish_reason is FinishReason.LENGTH
 
 
 async def test_an_abort_is_seen_between_steps_and_frees_the_row(harness):
