@@ -34,7 +34,7 @@ def require_pinned_compilers() -> None:
         except importlib.metadata.PackageNotFoundError:
             found = "none"
         if found != wanted:
-            raise GenerationError(f"needs {name}=={wanted}, found {found}; install the project's "check" extra")
+            raise GenerationError(f"needs {name}=={wanted}, found {found}; install the project's extra 'check'")
 
 
 def run_protoc(sources: list[str], *outputs: str) -> None:

@@ -1,7 +1,6 @@
 """From requests to the engine's contracts. Pure: reads messages, touches nothing.
 
-Every field is carried over or refused by name; ranges are checked by the contracts, presence and form here.
-Unknown values of enums count as unspecified.
+Every field is carried over or refused by name; ranges are checked by the contracts; presence, form and size here.
 """
 
 from __future__ import annotations
@@ -14,8 +13,11 @@ from engine.contracts.errors import InvalidRequestError
 from engine.contracts.events import GenerationRequest
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, Prompt, TextPart, TextPrompt, TokenPrompt
 from service.decode_options import decode_options
+from service.decode_values import require_few
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.struct_pb2 import Struct, Value
 
     from mlxstream.v1 import generation_pb2, prompt_pb2
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 MAX_MODEL_NAME_CHARACTERS: Final = 256
 MAX_EXACT_INTEGER: Final = 2**53
+MAX_PARTS: Final = 65_536
+MAX_STRUCTS_BYTES: Final = 1024 * 1024
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{0,128}")
 
 
@@ -63,34 +67,52 @@ def decode_prompt(request: GenerationMessage) -> Prompt:
         case "text":
             return TextPrompt(request.text.text)
         case "tokens":
+            require_few(request.tokens, "ids", "tokens.ids")
             return TokenPrompt(tuple(request.tokens.ids))
         case "chat":
-            return decode_chat(request.chat, field="prompt.chat")
+            return decode_chat(request.chat)
         case _:
             raise InvalidRequestError.of("prompt", "one of text, tokens and chat must be set")
 
 
-def decode_chat(chat: prompt_pb2.ChatPrompt, *, field: str) -> ChatPrompt:
-    """A conversation; `field` is its path in the request."""
-    if not chat.messages:
-        raise InvalidRequestError.of(f"{field}.messages", "at least one message is needed")
+def decode_chat(chat: prompt_pb2.ChatPrompt) -> ChatPrompt:
+    """A conversation, which every request that takes one calls `chat`."""
+    _require_size(chat)
     return ChatPrompt(
-        messages=tuple(_message(message, field, index) for index, message in enumerate(chat.messages)),
-        tools=tuple(_json(tool, field=f"{field}.tools[{index}]") for index, tool in enumerate(chat.tools)),
+        messages=tuple(_message(message, f"chat.messages[{index}]") for index, message in enumerate(chat.messages)),
+        tools=tuple(_json(tool, field=f"chat.tools[{index}]") for index, tool in enumerate(chat.tools)),
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True,
         enable_thinking=chat.enable_thinking if chat.HasField("enable_thinking") else None,
-        template_variables=_json(chat.template_variables, field=f"{field}.template_variables"),
+        template_variables=_json(chat.template_variables, field="chat.template_variables"),
     )
 
 
-# Paths are put together only for a violation: a conversation can have very many parts.
-def _message(message: prompt_pb2.ChatMessage, chat_field: str, index: int) -> ChatMessage:
+def _require_size(chat: prompt_pb2.ChatPrompt) -> None:
+    """Refuse what would become too much, before anything is made of it."""
+    if not chat.messages:
+        raise InvalidRequestError.of("chat.messages", "at least one message is needed")
+    require_few(chat, "messages", "chat.messages")
+    require_few(chat, "tools", "chat.tools")
+    parts = sum(len(message.content) for message in chat.messages)
+    if parts > MAX_PARTS:
+        raise InvalidRequestError.of("chat.messages", f"at most {MAX_PARTS} parts are allowed in all, got {parts}")
+    _require_bytes(chat.tools, "chat.tools")
+    _require_bytes([chat.template_variables], "chat.template_variables")
+
+
+def _require_bytes(structs: Sequence[Struct], field: str) -> None:
+    size_bytes = sum(struct.ByteSize() for struct in structs)
+    if size_bytes > MAX_STRUCTS_BYTES:
+        raise InvalidRequestError.of(field, f"at most {MAX_STRUCTS_BYTES} bytes are allowed, got {size_bytes}")
+
+
+def _message(message: prompt_pb2.ChatMessage, path: str) -> ChatMessage:
     if not message.role:
-        raise InvalidRequestError.of(f"{chat_field}.messages[{index}].role", "must not be empty")
+        raise InvalidRequestError.of(f"{path}.role", "must not be empty")
+    require_few(message, "content", f"{path}.content")
     content = tuple([_part(part) for part in message.content])
     if None in content:
-        field = f"{chat_field}.messages[{index}].content[{content.index(None)}]"
-        raise InvalidRequestError.of(field, "one of text and image must be set")
+        raise InvalidRequestError.of(f"{path}.content[{content.index(None)}]", "one of text and image must be set")
     return ChatMessage(role=message.role, content=content)  # type: ignore[arg-type]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError, UnsupportedOptionError
 from mlxstream.v1 import delivery_pb2
+from service.decode_values import NANOS_PER_SECOND, nanoseconds, refuse_bad_values, shown
 from service.delivery import MESSAGE_TOKENS_LIMIT, Delivery
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) 
         UnsupportedOptionError: an option of a later build is set.
         InvalidRequestError: an option is out of range, or has no meaning for this call.
     """
+    refuse_bad_values(delivery, "delivery")
     for name in NOT_OFFERED:
         if getattr(delivery, name):
             raise UnsupportedOptionError(f"delivery.{name}", "this build does not offer it yet")
@@ -56,15 +58,16 @@ def _range_violations(delivery: delivery_pb2.DeliveryOptions) -> list[FieldViola
     found = []
     if delivery.HasField("max_tokens_per_message") and delivery.max_tokens_per_message == 0:
         found.append(FieldViolation("delivery.max_tokens_per_message", "must be at least 1"))
-    delay_seconds = _seconds(delivery.max_delay)
-    if not 0 <= delay_seconds <= MAX_DELAY_SECONDS:
-        found.append(
-            FieldViolation("delivery.max_delay", f"must be from 0 to {MAX_DELAY_SECONDS:g} s, got {delay_seconds:g} s")
-        )
-    interval_seconds = _seconds(delivery.heartbeat_interval)
-    if interval_seconds != 0 and not MIN_HEARTBEAT_SECONDS <= interval_seconds <= MAX_HEARTBEAT_SECONDS:
+    if not 0 <= nanoseconds(delivery.max_delay) <= MAX_DELAY_SECONDS * NANOS_PER_SECOND:
+        allowed = f"must be from 0 to {MAX_DELAY_SECONDS:g} s"
+        found.append(FieldViolation("delivery.max_delay", f"{allowed}, got {shown(delivery.max_delay)}"))
+    interval_nanos = nanoseconds(delivery.heartbeat_interval)
+    lowest, highest = MIN_HEARTBEAT_SECONDS * NANOS_PER_SECOND, MAX_HEARTBEAT_SECONDS * NANOS_PER_SECOND
+    if interval_nanos != 0 and not lowest <= interval_nanos <= highest:
         allowed = f"must be 0 or from {MIN_HEARTBEAT_SECONDS:g} to {MAX_HEARTBEAT_SECONDS:g} s"
-        found.append(FieldViolation("delivery.heartbeat_interval", f"{allowed}, got {interval_seconds:g} s"))
+        found.append(
+            FieldViolation("delivery.heartbeat_interval", f"{allowed}, got {shown(delivery.heartbeat_interval)}")
+        )
     return found
 
 
@@ -75,4 +78,4 @@ def _heartbeat_seconds(delivery: delivery_pb2.DeliveryOptions) -> float | None:
 
 
 def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
+    return nanoseconds(duration) / NANOS_PER_SECOND

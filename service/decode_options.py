@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from engine.contracts.errors import FieldViolation, InvalidRequestError
+from engine.contracts.errors import InvalidRequestError
 from engine.contracts.options import (
     AdapterSelection,
     CacheOptions,
@@ -20,14 +18,10 @@ from engine.contracts.options import (
     SpeculationOptions,
 )
 from mlxstream.v1 import options_pb2
+from service.decode_values import refuse_bad_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from google.protobuf.message import Message
-
-MAX_VIOLATIONS: Final = 8
-_FLOATING: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)
 
 # Optional scalars whose name and meaning are the same on both sides.
 SCALARS: Final = (
@@ -87,9 +81,9 @@ def decode_options(options: options_pb2.GenerateOptions) -> GenerateOptions:
     """The options that are set; static ranges are checked.
 
     Raises:
-        InvalidRequestError: a number is not finite or out of range, or an option contradicts itself.
+        InvalidRequestError: a value is none that an option can have, or an option contradicts itself.
     """
-    _refuse_non_finite(options)
+    refuse_bad_values(options, "options")
     values: dict[str, Any] = _present(options, SCALARS)
     if options.HasField("eos_token_ids"):
         values["eos_token_ids"] = tuple(options.eos_token_ids.ids)
@@ -147,25 +141,3 @@ def _denoising(denoising: options_pb2.DenoisingOptions) -> DenoisingOptions:
         sampler=_SAMPLERS.get(denoising.sampler),  # type: ignore[arg-type]
         **_present(denoising, DENOISING_SCALARS),
     )
-
-
-def _refuse_non_finite(options: options_pb2.GenerateOptions) -> None:
-    found = itertools.islice(_non_finite(options), MAX_VIOLATIONS)
-    violations = [FieldViolation(f"options.{path}", f"must be a finite number, got {value}") for path, value in found]
-    if violations:
-        raise InvalidRequestError(violations)
-
-
-def _non_finite(message: Message) -> Iterator[tuple[str, float]]:
-    """Every number set in `message` that is not finite, with its path."""
-    for field, value in message.ListFields():
-        if field.cpp_type in _FLOATING:
-            if not math.isfinite(value):
-                yield field.name, value
-        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE and field.is_repeated:
-            for index, element in enumerate(value):
-                for path, number in _non_finite(element):
-                    yield f"{field.name}[{index}].{path}", number
-        elif field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
-            for path, number in _non_finite(value):
-                yield f"{field.name}.{path}", number

@@ -18,9 +18,12 @@ from google.rpc import error_details_pb2, status_pb2
 from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import error_pb2
+from service.paths import in_schema_terms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from google.protobuf.message import Message
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +34,16 @@ MAX_VIOLATIONS_BYTES: Final = 1500
 MAX_METADATA_BYTES: Final = 200
 
 
-class MalformedMessageError(contract.InvalidRequestError):
+class MalformedMessageError(contract.EngineError):
     """The bytes of a request are no message of its type; bad UTF-8 in a string is the usual cause."""
 
     reason = "MALFORMED_MESSAGE"
 
     def __init__(self, message_name: str) -> None:
-        description = "the bytes are no valid message of this type; every string must be UTF-8"
-        super().__init__([contract.FieldViolation(message_name, description)])
+        self.message_name = message_name
+        super().__init__(
+            f"the bytes are no valid {message_name} (every string must be UTF-8), or are nested too deeply"
+        )
 
 
 class MessageTooLargeError(contract.EngineError):
@@ -83,7 +88,7 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.InvalidRequestError: Rule(status=_CODE.INVALID_ARGUMENT),
         contract.PromptTooLongError: Rule(status=_CODE.INVALID_ARGUMENT, metadata=("prompt_tokens", "context_length")),
         contract.ChatTemplateError: Rule(status=_CODE.INVALID_ARGUMENT),
-        MalformedMessageError: Rule(status=_CODE.INVALID_ARGUMENT),
+        MalformedMessageError: Rule(status=_CODE.INVALID_ARGUMENT, metadata=("message_name",)),
         contract.UnsupportedOptionError: Rule(status=_CODE.UNIMPLEMENTED, metadata=("option",)),
         contract.NotFoundError: Rule(status=_CODE.NOT_FOUND, metadata=("kind", "name")),
         contract.DuplicateRequestError: Rule(status=_CODE.ALREADY_EXISTS, metadata=("request_id",)),
@@ -128,10 +133,13 @@ def is_retryable(error: contract.EngineError) -> bool:
     return rule_of(error).retryable or status_of(error) is _CODE.UNAVAILABLE
 
 
-def presentable(error: BaseException) -> contract.EngineError:
-    """The error as callers may see it. What must be concealed is logged under a fresh correlation id."""
+def presentable(error: BaseException, request: Message | None) -> contract.EngineError:
+    """The error as the sender of `request` may see it (None: it could not be read).
+
+    Fields are called as the schema does. What must be concealed is logged under a fresh correlation id.
+    """
     if isinstance(error, contract.EngineError) and not rule_of(error).concealed:
-        return error
+        return in_schema_terms(error, request) if request is not None else error
     concealed = InternalError(uuid.uuid4().hex[:16])
     logger.error("correlation_id=%s", concealed.correlation_id, exc_info=error)
     return concealed

@@ -15,6 +15,7 @@ from engine.contracts.errors import InvalidRequestError
 from engine.contracts.events import GenerationFinished, GenerationStarted, TokensGenerated
 from engine.contracts.results import FinishReason
 from mlxstream.v1 import generation_pb2
+from service.deadline import PartialDeadline
 from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 CALLER: Final = ""
 # A call that is cancelled this close to its deadline was ended by it: the caller's clock may run ahead of ours.
 DEADLINE_TOLERANCE_SECONDS: Final = 0.05
-# A partial result is sent this long before the deadline: a share of the time given, and at most a second.
-PARTIAL_MARGIN_SHARE: Final = 0.1
-MAX_PARTIAL_MARGIN_SECONDS: Final = 1.0
 
 
 class GenerationHandlers:
@@ -58,11 +56,12 @@ class GenerationHandlers:
     async def generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         """Stream one generation."""
         delivery = decode_delivery(request.delivery, streaming=True)
+        deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
         generation = await self._accept(request, context)
         stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time)
-        with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
+        with freed_on_exit(generation, context), deadline.ending(generation):
             finished = await relay(generation, stream)
-            error = ending_error(finished, delivery)
+            error = ending_error(finished, request, partial=delivery.partial_at_deadline and stream.started)
             await stream.finish(finished, encode_error(error) if error is not None else None)
         if error is not None:
             raise error
@@ -72,11 +71,13 @@ class GenerationHandlers:
     ) -> generation_pb2.CompleteResponse:
         """Run one generation to its end and answer with all of it."""
         delivery = decode_delivery(request.delivery, streaming=False)
+        deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
         generation = await self._accept(request, context)
         answer = generation_pb2.CompleteResponse()
-        with freed_on_exit(generation, context), partial_at_deadline(generation, context, delivery):
+        with freed_on_exit(generation, context), deadline.ending(generation):
             finished = await collect(generation, answer, delivery)
-        error = ending_error(finished, delivery)
+        partial = delivery.partial_at_deadline and answer.HasField("started")
+        error = ending_error(finished, request, partial=partial)
         if error is not None:
             raise error
         answer.finished.CopyFrom(encode_finished(finished, None, with_cache_tokens=delivery.include_cache_tokens))
@@ -146,10 +147,11 @@ async def next_event_before(generation: Generation, time: float | None) -> Gener
         return None
 
 
-def ending_error(finished: GenerationFinished, delivery: Delivery) -> EngineError | None:
-    """What the call's status must tell; None ends it with OK."""
-    partial = delivery.partial_at_deadline and finished.finish_reason is FinishReason.DEADLINE
-    return None if finished.error is None or partial else presentable(finished.error)
+def ending_error(finished: GenerationFinished, request: GenerationMessage, *, partial: bool) -> EngineError | None:
+    """What the call's status must tell; None ends it with OK, which `partial` allows at the deadline too."""
+    if finished.error is None or (partial and finished.finish_reason is FinishReason.DEADLINE):
+        return None
+    return presentable(finished.error, request)
 
 
 @contextlib.contextmanager
@@ -160,22 +162,6 @@ def freed_on_exit(generation: Generation, context: Context) -> Iterator[None]:
     except BaseException:
         generation.abort(_cause(context))
         raise
-
-
-@contextlib.contextmanager
-def partial_at_deadline(generation: Generation, context: Context, delivery: Delivery) -> Iterator[None]:
-    """End `generation` in time for its partial result to be sent, where that was asked for."""
-    remaining_seconds = context.time_remaining()
-    if not delivery.partial_at_deadline or remaining_seconds is None:
-        yield
-        return
-    margin_seconds = min(MAX_PARTIAL_MARGIN_SECONDS, PARTIAL_MARGIN_SHARE * remaining_seconds)
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(remaining_seconds - margin_seconds, generation.abort, AbortReason.DEADLINE)
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _cause(context: Context) -> AbortReason:

@@ -1,25 +1,34 @@
-"""Health that follows the engine: `grpc.health.v1` for the process ("") and for each service by its full name."""
+"""Health that follows the engine: `grpc.health.v1` for the process ("") and for each service by its full name.
+
+Watchers are told of every change that lasts, and their streams end by our word: left to the server's end, each would
+be cut off like a call that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
+from engine.contracts.errors import NotFoundError, UnavailableError
 from engine.execution.engine import EngineState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import grpc
+    from google.protobuf.descriptor import ServiceDescriptor
+    from google.protobuf.message import Message
 
     from engine.execution.engine import Engine
+    from service.rpc import Context, Handler
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 0.5
+HEALTH_SERVICE: Final = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
+_RESPONSE: Final = health_pb2.HealthCheckResponse
 
 
 class Health:
@@ -28,30 +37,67 @@ class Health:
     def __init__(self, service_names: Iterable[str]) -> None:
         """Answers for the process and for `service_names`."""
         self._names = ("", *service_names)
-        self._servicer = health.aio.HealthServicer()
         self._serving = False
+        self._closed = False
+        self._ended = False
+        self._news = asyncio.Event()
 
-    async def attach(self, server: grpc.aio.Server) -> None:
-        """Answer on `server`. Call before the server starts: the library's servicer begins as SERVING."""
-        await self._set(serving=False)
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+    def by_name(self) -> dict[str, Handler]:
+        """Handlers by RPC."""
+        return {"Check": self.check, "List": self.list_all, "Watch": self.watch}
 
-    async def report(self, *, serving: bool) -> None:
+    def report(self, *, serving: bool) -> None:
         """Tell probes and watchers, if it is news."""
-        if serving != self._serving:
-            logger.info("health", extra={"fields": {"serving": serving}})
-            await self._set(serving=serving)
-
-    async def close(self) -> None:
-        """NOT_SERVING for good."""
-        await self.report(serving=False)
-        await self._servicer.enter_graceful_shutdown()
-
-    async def _set(self, *, serving: bool) -> None:
+        if serving == self._serving or (serving and self._closed):
+            return
+        logger.info("health", extra={"fields": {"serving": serving}})
         self._serving = serving
-        response = health_pb2.HealthCheckResponse
-        for name in self._names:
-            await self._servicer.set(name, response.SERVING if serving else response.NOT_SERVING)
+        self._wake_watchers()
+
+    def close(self) -> None:
+        """NOT_SERVING for good."""
+        self._closed = True
+        self.report(serving=False)
+
+    def end_watches(self) -> None:
+        """End every watcher's stream, and refuse new ones. Call last: watchers come back at once while they can."""
+        self.close()
+        self._ended = True
+        self._wake_watchers()
+
+    async def check(self, request: health_pb2.HealthCheckRequest, _context: Context) -> health_pb2.HealthCheckResponse:
+        """How one service is."""
+        if request.service not in self._names:
+            raise NotFoundError("service", request.service)
+        return self._status(request.service)
+
+    async def list_all(self, _request: Message, _context: Context) -> Message:
+        """How every service is."""
+        statuses = {name: self._status(name) for name in self._names}
+        response: Message = health_pb2.HealthListResponse(statuses=statuses)  # type: ignore[attr-defined]
+        return response
+
+    async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        """How one service is, again whenever that changes; what has changed back before it was sent is skipped."""
+        told = None
+        while True:
+            news, status = self._news, self._status(request.service)
+            if status != told:
+                await context.write(status)
+                told = status
+            elif self._ended:
+                raise UnavailableError("stopped", "the service is shutting down")
+            else:
+                await news.wait()
+
+    def _status(self, name: str) -> health_pb2.HealthCheckResponse:
+        if name not in self._names:
+            return _RESPONSE(status=_RESPONSE.SERVICE_UNKNOWN)
+        return _RESPONSE(status=_RESPONSE.SERVING if self._serving else _RESPONSE.NOT_SERVING)
+
+    def _wake_watchers(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 async def follow_engine(engine: Engine, health: Health, *, stall_seconds: float) -> None:
@@ -60,8 +106,8 @@ async def follow_engine(engine: Engine, health: Health, *, stall_seconds: float)
     try:
         while not failed.done():
             alive = engine.state is EngineState.READY and engine.stalled_seconds() < stall_seconds
-            await health.report(serving=alive)
+            health.report(serving=alive)
             await asyncio.wait({failed}, timeout=POLL_SECONDS)
-        await health.report(serving=False)
+        health.report(serving=False)
     finally:
         failed.cancel()

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import sys
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from engine.contracts.errors import EngineError
 from engine.execution.engine import Engine
+from engine.execution.state_room import smallest_row_bytes
 from service.address import Address, AddressError
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
 from service.server import SERVICE_NAMES, BindError, bind, build_server
+from service.signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,9 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Answers on their way get this long; watchers of health would otherwise keep the server for ever.
+# What should end by itself gets this long: streams once the engine has stopped, then answers on their way.
 CLOSE_SECONDS: Final = 0.5
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class StartError(Exception):
@@ -53,7 +53,7 @@ class Signals:
     def install(self) -> None:
         """Take over SIGTERM and SIGINT of this process."""
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.ask)
 
     def ask(self) -> None:
@@ -62,7 +62,7 @@ class Signals:
             self.first.set()
             return
         self.second.set()
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
@@ -78,12 +78,15 @@ async def run_server(
     prepare_state_dir(settings)
     engine = engine_class(settings.engine_settings())
     live, health = LiveGenerations(), Health(SERVICE_NAMES)
-    server = await build_server(engine, live, health)
+    server = build_server(engine, live, health)
     try:
         address = bind(server, address)
         await server.start()
         model = await before(signals.first, load(engine))
-        if model is not None:
+        if model is None:
+            logger.info("stopped before the model was loaded")
+        else:
+            warn_of_small_state(settings, model)
             await serve(engine, health, signals, stall_seconds=settings.health_stall_seconds, model=model, at=address)
             await drain(live, health, signals, grace_seconds=settings.shutdown_grace_seconds)
     except BindError as error:
@@ -121,13 +124,23 @@ async def load(engine: Engine) -> ModelInfo:
         raise StartError(f"cannot load the model: {error}") from None
 
 
+def warn_of_small_state(settings: ServerSettings, model: ModelInfo) -> None:
+    """Say so if `--state-bytes` leaves room for no request at all: each would be refused."""
+    needed_bytes = smallest_row_bytes(model)
+    if settings.state_bytes is not None and settings.state_bytes < needed_bytes:
+        logger.warning(
+            "--state-bytes is too small for any request",
+            extra={"fields": {"state_bytes": settings.state_bytes, "smallest_request_bytes": needed_bytes}},
+        )
+
+
 async def serve(
     engine: Engine, health: Health, signals: Signals, *, stall_seconds: float, model: ModelInfo, at: Address
 ) -> None:
     """Announce the server and keep its health true until it is asked to stop."""
     follower = asyncio.ensure_future(follow_engine(engine, health, stall_seconds=stall_seconds))
     try:
-        await health.report(serving=True)
+        health.report(serving=True)
         sys.stdout.write(f"serving {model.name} on {at}\n")
         sys.stdout.flush()
         await signals.first.wait()
@@ -140,7 +153,7 @@ async def serve(
 async def drain(live: LiveGenerations, health: Health, signals: Signals, *, grace_seconds: float) -> None:
     """Refuse new work, and let what runs end by itself for a while."""
     live.drain()
-    await health.close()
+    health.close()
     logger.info("stopping", extra={"fields": {"live_generations": live.count}})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_seconds):
@@ -150,9 +163,12 @@ async def drain(live: LiveGenerations, health: Health, signals: Signals, *, grac
 async def close(engine: Engine, live: LiveGenerations, health: Health, server: grpc.aio.Server) -> None:
     """End what is left: streams first, by the engine's word, then the connections."""
     live.drain()
-    await health.close()
+    health.close()
     await engine.stop()
-    await live.wait_idle()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await live.wait_idle()
+    health.end_watches()
     await server.stop(CLOSE_SECONDS)
 
 

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from engine.contracts.errors import InvalidRequestError, NotFoundError
 from mlxstream.v1 import model_pb2
 from service.decode import decode_chat, decode_model
+from service.decode_values import require_few
 from service.encode_model import encode_model_info, encode_model_summary
 from service.revision import MINIMUM_CLIENT_REVISION, SCHEMA_REVISION, server_version
 from service.rpc import off_loop_if_large
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from engine.contracts.model import ModelInfo
     from engine.execution.engine import Engine
     from service.rpc import Context, Handler
@@ -67,7 +66,7 @@ class ModelHandlers:
     async def detokenize(self, request: model_pb2.DetokenizeRequest, _context: Context) -> model_pb2.DetokenizeResponse:
         """Ids to text."""
         model = self._model(request.model)
-        _require_in_vocabulary(request.ids, model.geometry.vocab_size)
+        await off_loop_if_large(request, _require_known_ids, request, model.geometry.vocab_size)
         text = await self._engine.detokenize(
             request.ids,
             model=model.name,
@@ -80,7 +79,7 @@ class ModelHandlers:
     ) -> model_pb2.RenderChatResponse:
         """Conversation to prompt."""
         model = self._model(request.model)
-        chat = await off_loop_if_large(request, decode_chat, request.chat, field="chat")
+        chat = await off_loop_if_large(request, decode_chat, request.chat)
         text, ids = await self._engine.render_chat(chat, model=model.name)
         return model_pb2.RenderChatResponse(text=text, ids=ids, model=model.name)
 
@@ -92,8 +91,9 @@ class ModelHandlers:
         return model
 
 
-def _require_in_vocabulary(ids: Sequence[int], vocab_size: int) -> None:
-    for position, token in enumerate(ids):
+def _require_known_ids(request: model_pb2.DetokenizeRequest, vocab_size: int) -> None:
+    require_few(request, "ids", "ids")
+    for position, token in enumerate(request.ids):
         if token >= vocab_size:
             raise InvalidRequestError.of(
                 f"ids[{position}]", f"token id {token} is outside the vocabulary of {vocab_size}"

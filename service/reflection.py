@@ -5,35 +5,39 @@ The two versions are the same messages under two package names; the library impl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from service.rpc import service_handler
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    import grpc
+    from google.protobuf.descriptor import ServiceDescriptor
     from google.protobuf.descriptor_pool import DescriptorPool
+
+    from service.rpc import Context
 
 ALPHA_PACKAGE: Final = "grpc.reflection.v1alpha"
 PACKAGE: Final = "grpc.reflection.v1"
 SERVICE: Final = "ServerReflection"
+ALPHA_SERVICE: Final = cast("ServiceDescriptor", reflection_pb2.DESCRIPTOR.services_by_name[SERVICE])
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> None:
-    """Describe `service_names`, and reflection itself, on `server`."""
-    names = (*service_names, f"{PACKAGE}.{SERVICE}", f"{ALPHA_PACKAGE}.{SERVICE}")
-    servicer = reflection.aio.ReflectionServicer(names, pool=_pool())
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
-    for package in (PACKAGE, ALPHA_PACKAGE):
-        methods = {"ServerReflectionInfo": handler}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{package}.{SERVICE}", methods),))
+def reflection_handlers(service_names: Iterable[str]) -> tuple[grpc.GenericRpcHandler, ...]:
+    """Describe `service_names`, and reflection itself, in both versions."""
+    own_names = tuple(f"{package}.{SERVICE}" for package in (PACKAGE, ALPHA_PACKAGE))
+    servicer: Any = reflection.aio.ReflectionServicer((*service_names, *own_names), pool=_pool())
+
+    async def info(requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context) -> None:
+        async for answer in servicer.ServerReflectionInfo(requests, context):
+            await context.write(answer)
+
+    return tuple(service_handler(ALPHA_SERVICE, {"ServerReflectionInfo": info}, name=name) for name in own_names)
 
 
 def _pool() -> DescriptorPool:

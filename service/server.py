@@ -11,9 +11,10 @@ import grpc
 
 from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service.generation import GenerationHandlers
+from service.health import HEALTH_SERVICE
 from service.models import ModelHandlers
-from service.reflection import add_reflection
-from service.rpc import MAX_MESSAGE_BYTES, service_handler
+from service.reflection import reflection_handlers
+from service.rpc import MAX_MESSAGE_BYTES, UnknownMethods, service_handler
 
 if TYPE_CHECKING:
     from engine.execution.engine import Engine
@@ -43,7 +44,7 @@ class BindError(Exception):
     """The address cannot be listened on; the message names it and says why."""
 
 
-async def build_server(engine: Engine, live: LiveGenerations, health: Health) -> grpc.aio.Server:
+def build_server(engine: Engine, live: LiveGenerations, health: Health) -> grpc.aio.Server:
     """A server with every service, bound to nothing yet."""
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers(
@@ -51,10 +52,11 @@ async def build_server(engine: Engine, live: LiveGenerations, health: Health) ->
             service_handler(GENERATION_SERVICE, GenerationHandlers(engine, live).by_name()),
             service_handler(MODEL_SERVICE, ModelHandlers(engine).by_name()),
             service_handler(ADMIN_SERVICE, {}),
+            service_handler(HEALTH_SERVICE, health.by_name()),
+            *reflection_handlers((*SERVICE_NAMES, HEALTH_SERVICE.full_name)),
+            UnknownMethods(),
         )
     )
-    await health.attach(server)
-    add_reflection(server, (*SERVICE_NAMES, "grpc.health.v1.Health"))
     return server
 
 

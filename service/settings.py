@@ -6,6 +6,7 @@ Unknown keys are errors wherever they stand, so that a setting is never believed
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX: Final = "MLX_STREAM_"
+MAX_FILE_BYTES: Final = 1024 * 1024
 # Variables of this family that belong to the command line rather than to the server.
 FOREIGN_VARIABLES: Final = frozenset({"MLX_STREAM_CONFIG"})
 
@@ -87,7 +89,7 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerS
     try:
         return Sources(**flags)
     except ValidationError as error:
-        raise SettingsError("; ".join(_describe(dict(one)) for one in error.errors())) from None
+        raise SettingsError("; ".join(_describe(dict(one), flags) for one in error.errors())) from None
 
 
 def _unless_auto(value: str) -> str | None:
@@ -103,17 +105,34 @@ def _refuse_unknown_variables() -> None:
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(_read_regular(path).decode("utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
 
 
-def _describe(error: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in error["loc"])
+def _read_regular(path: Path) -> bytes:
+    """The bytes of a small file. Devices and pipes are not opened: they may never end, or never begin."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise SettingsError(f"{path}: not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise SettingsError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    return content
+
+
+def _describe(error: dict[str, Any], flags: Mapping[str, Any]) -> str:
+    name = _name_where_it_was_set(".".join(str(part) for part in error["loc"]), flags)
     if error["type"] == "extra_forbidden":
         return f"{name}: no such setting"
     if error["type"] == "missing":
         return f"{name}: must be given"
     return f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+
+
+def _name_where_it_was_set(name: str, flags: Mapping[str, Any]) -> str:
+    """The variable's name if the value came from one, else the setting's own, as flags and the file have it."""
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    return variable if name not in flags and os.environ.get(variable) else name

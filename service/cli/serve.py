@@ -1,16 +1,13 @@
-"""`mlx-stream serve`: read the configuration, run the server, say in one line why it could not."""
+"""`mlx-stream serve`: the flags of a server. What it takes to run one is imported once signals are answered."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import click
 
-from service.lifecycle import Signals, StartError, run_server
-from service.logs import configure_logging
-from service.settings import ServerSettings, SettingsError, load_settings
+from service.signals import leave_on_signals
 
 
 @click.command()
@@ -43,16 +40,7 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     Every flag has a variable (MLX_STREAM_MODEL, ...) and a key in the file (model, ...); flags come first, then
     variables, then the file.
     """
-    try:
-        settings = load_settings({name: value for name, value in flags.items() if value is not None}, config_file)
-        configure_logging(settings.log_level)
-        asyncio.run(_serve(settings))
-    except (SettingsError, StartError) as error:
-        click.echo(f"mlx-stream serve: {error}", err=True)
-        raise SystemExit(1) from None
+    leave_on_signals()
+    from service.process import run_process  # takes a second or two
 
-
-async def _serve(settings: ServerSettings) -> None:
-    signals = Signals()
-    signals.install()
-    await run_server(settings, signals)
+    run_process({name: value for name, value in flags.items() if value is not None}, config_file)

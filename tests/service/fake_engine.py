@@ -196,6 +196,7 @@ class FakeEngine:
         self.live: dict[str, FakeGeneration] = {}
         self.state = EngineState.READY
         self.stalled = 0.0
+        self.step = 0.0
         self.load_error: EngineError | None = None
         self.load_gate = asyncio.Event()
         self.load_gate.set()
@@ -210,6 +211,9 @@ class FakeEngine:
 
     def stalled_seconds(self) -> float:
         return self.stalled
+
+    def step_seconds(self) -> float:
+        return self.step
 
     def fail(self) -> None:
         self.state = EngineState.FAILED

@@ -48,7 +48,7 @@ class Serving:
 @contextlib.asynccontextmanager
 async def serve(engine: FakeEngine) -> AsyncIterator[Serving]:
     live, health = LiveGenerations(), Health(SERVICE_NAMES)
-    server = await build_server(engine, live, health)
+    server = build_server(engine, live, health)
     address = bind(server, Address(host="127.0.0.1", port=0))
     await server.start()
     async with grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
@@ -57,6 +57,7 @@ async def serve(engine: FakeEngine) -> AsyncIterator[Serving]:
         finally:
             await engine.stop()
             await live.wait_idle()
+            health.end_watches()
             await server.stop(None)
 
 

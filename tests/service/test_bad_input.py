@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 
 from mlxstream.v1 import generation_pb2, model_pb2
 from service.rpc import MAX_MESSAGE_BYTES
-from tests.service.harness import Serving, read_all, reason_of, text_request, violated_fields
+from tests.service.harness import Serving, details_of, read_all, reason_of, text_request, violated_fields
 
 CODE = grpc.StatusCode
 GENERATE = "/mlxstream.v1.GenerationService/Generate"
@@ -54,6 +55,35 @@ async def refusal_of(serving: Serving, request: Any, **call: Any) -> grpc.aio.Ai
     return error
 
 
+def assert_malformed(error: grpc.aio.AioRpcError, message: str) -> None:
+    """The refusal of bytes that are no `message`, which names no field, since none was read."""
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert reason_of(error) == "MALFORMED_MESSAGE"
+    details = details_of(error)
+    assert set(details) == {error_details_pb2.ErrorInfo}
+    assert details[error_details_pb2.ErrorInfo].metadata["message_name"] == message
+    assert "every string must be UTF-8" in error.details()
+    assert "Decode" not in error.details()
+
+
+def nested(levels: int) -> generation_pb2.GenerateRequest:
+    """A request whose one tool holds a list in a list, and so on."""
+    request = generation_pb2.GenerateRequest(chat={"messages": [{"role": "user"}]})
+    value = request.chat.tools.add().fields["k"]
+    for _ in range(levels):
+        value = value.list_value.values.add()
+    value.bool_value = True
+    return request
+
+
+async def test_values_that_are_nested_too_deeply_are_told_so(serving: Serving) -> None:
+    _, error = await read_all(serving.generation.Generate(nested(20)))
+    assert error is None
+    error = await refusal_of(serving, nested(60))
+    assert_malformed(error, "mlxstream.v1.GenerateRequest")
+    assert "nested too deeply" in error.details()
+
+
 @pytest.mark.parametrize("bad", NOT_UTF8.values(), ids=NOT_UTF8.keys())
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
 async def test_bytes_that_are_not_utf8_are_an_invalid_argument(serving: Serving, place: Any, bad: bytes) -> None:
@@ -62,8 +92,7 @@ async def test_bytes_that_are_not_utf8_are_an_invalid_argument(serving: Serving,
     assert responses == []
     assert error is not None
     assert error.code() is CODE.INVALID_ARGUMENT
-    assert reason_of(error) == "MALFORMED_MESSAGE"
-    assert "Decode" not in error.details()
+    assert_malformed(error, "mlxstream.v1.GenerateRequest")
     assert serving.engine.requests == []
     assert await still_serves(serving)
 
@@ -114,18 +143,18 @@ async def test_a_number_in_a_tool_must_be_json(serving: Serving) -> None:
     request.chat.tools.add().update({"parameters": {"limits": [1, math.nan]}})
     error = await refusal_of(serving, request)
     assert error.code() is CODE.INVALID_ARGUMENT
-    assert violated_fields(error) == ["prompt.chat.tools[0].parameters.limits[1]"]
+    assert violated_fields(error) == ["chat.tools[0].parameters.limits[1]"]
 
 
 @pytest.mark.parametrize(
     ("request_message", "path"),
     [
         (generation_pb2.GenerateRequest(), "prompt"),
-        (generation_pb2.GenerateRequest(chat={}), "prompt.chat.messages"),
-        (generation_pb2.GenerateRequest(chat={"messages": [{}]}), "prompt.chat.messages[0].role"),
+        (generation_pb2.GenerateRequest(chat={}), "chat.messages"),
+        (generation_pb2.GenerateRequest(chat={"messages": [{}]}), "chat.messages[0].role"),
         (
             generation_pb2.GenerateRequest(chat={"messages": [{"role": "user", "content": [{}]}]}),
-            "prompt.chat.messages[0].content[0]",
+            "chat.messages[0].content[0]",
         ),
         (text_request(model="x" * 257), "model"),
         (text_request(options={"hlg": {}}), "options.hlg"),
@@ -133,6 +162,9 @@ async def test_a_number_in_a_tool_must_be_json(serving: Serving) -> None:
         (text_request(delivery={"max_tokens_per_message": 0}), "delivery.max_tokens_per_message"),
         (text_request(delivery={"max_delay": {"seconds": 61}}), "delivery.max_delay"),
         (text_request(delivery={"max_delay": {"nanos": -1}}), "delivery.max_delay"),
+        (text_request(delivery={"max_delay": {"seconds": 1, "nanos": -1}}), "delivery.max_delay"),
+        (text_request(delivery={"max_delay": {"nanos": 10**9}}), "delivery.max_delay"),
+        (text_request(delivery={"heartbeat_interval": {"seconds": 2**60}}), "delivery.heartbeat_interval"),
         (text_request(delivery={"heartbeat_interval": {"nanos": 1}}), "delivery.heartbeat_interval"),
         (text_request(delivery={"heartbeat_interval": {"seconds": -5}}), "delivery.heartbeat_interval"),
     ],
@@ -145,6 +177,29 @@ async def test_a_field_that_is_missing_or_out_of_range_is_named(
     assert error.code() is CODE.INVALID_ARGUMENT
     assert violated_fields(error) == [path]
     assert serving.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("field", "duration", "told"),
+    [
+        ("max_delay", {"seconds": 60, "nanos": 1}, "must be from 0 to 60 s, got 60.000000001 s"),
+        ("max_delay", {"nanos": -1}, "must be from 0 to 60 s, got -0.000000001 s"),
+        ("max_delay", {"seconds": -2, "nanos": -500_000_000}, "must be from 0 to 60 s, got -2.5 s"),
+        (
+            "heartbeat_interval",
+            {"seconds": 3600, "nanos": 1000},
+            "must be 0 or from 0.01 to 3600 s, got 3600.000001 s",
+        ),
+        ("heartbeat_interval", {"nanos": 9_999_999}, "must be 0 or from 0.01 to 3600 s, got 0.009999999 s"),
+        ("heartbeat_interval", {"seconds": 1, "nanos": -1}, "seconds and nanos must have the same sign, got 1 and -1"),
+        ("heartbeat_interval", {"nanos": -(10**9)}, "nanos must be within ±999999999, got -1000000000"),
+    ],
+)
+async def test_a_duration_is_refused_with_all_its_digits(
+    serving: Serving, field: str, duration: dict[str, int], told: str
+) -> None:
+    error = await refusal_of(serving, text_request(delivery={field: duration}))
+    assert error.details() == f"delivery.{field}: {told}"
 
 
 @pytest.mark.parametrize("option", ["draft_blocks", "durable"])
@@ -167,17 +222,29 @@ async def test_complete_refuses_options_that_pace_a_stream(serving: Serving) -> 
     assert set(violated_fields(failure.value)) == {f"delivery.{name}" for name in delivery}
 
 
-async def test_unknown_values_of_enums_count_as_unspecified(serving: Serving) -> None:
-    options = {"fill": 77, "denoising": {"sampler": 77}}
-    responses, error = await read_all(
-        serving.generation.Generate(text_request(options=options, delivery={"deadline_policy": 77}))
-    )
-    assert error is None
-    (seen,) = serving.engine.requests
-    assert seen.options.fill is None
-    assert seen.options.denoising is not None
-    assert seen.options.denoising.sampler is None
-    assert responses[-1].finished.finish_reason == 1
+@pytest.mark.parametrize("number", [4, 99, -1, 2**31 - 1])
+@pytest.mark.parametrize(
+    ("request_of", "path", "enum"),
+    [
+        (lambda x: {"delivery": {"deadline_policy": x}}, "delivery.deadline_policy", "DeadlinePolicy"),
+        (lambda x: {"options": {"denoising": {"sampler": x}}}, "options.denoising.sampler", "DenoisingSampler"),
+        (lambda x: {"options": {"fill": x}}, "options.fill", "FillMode"),
+        (
+            lambda x: {"options": {"hlg": {"parametric": {"pivot": x}}}},
+            "options.hlg.parametric.pivot",
+            "HlgPivot",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_value_that_only_a_newer_client_knows_is_refused_by_name(
+    serving: Serving, request_of: Any, path: str, enum: str, number: int
+) -> None:
+    error = await refusal_of(serving, text_request(**request_of(number)))
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert violated_fields(error) == [path]
+    assert f"{number} is no value of {enum} that this server knows" in error.details()
+    assert serving.engine.requests == []
 
 
 async def test_a_prompt_of_several_megabytes_is_taken(serving: Serving) -> None:
@@ -196,12 +263,12 @@ async def test_a_message_over_the_limit_is_resource_exhausted_with_the_number(se
     assert await still_serves(serving)
 
 
-async def test_a_hundred_thousand_tiny_messages_are_taken(serving: Serving) -> None:
-    message = {"role": "user", "content": [{"text": "x"}]}
-    request = generation_pb2.GenerateRequest(chat={"messages": [message] * 100_000})
+async def test_as_many_messages_as_are_allowed_are_taken(serving: Serving) -> None:
+    message = {"role": "user", "content": [{"text": "x"}] * 4}
+    request = generation_pb2.GenerateRequest(chat={"messages": [message] * 16_384})
     _, error = await read_all(serving.generation.Generate(request))
     assert error is None
-    assert len(serving.engine.requests[0].prompt.messages) == 100_000
+    assert len(serving.engine.requests[0].prompt.messages) == 16_384
 
 
 async def test_a_stop_sequence_of_a_megabyte_is_refused_with_the_limit(serving: Serving) -> None:
@@ -234,3 +301,15 @@ async def test_an_rpc_of_a_later_build_is_refused_by_name(serving: Serving, serv
     assert failure.value.code() is CODE.UNIMPLEMENTED
     assert reason_of(failure.value) == "UNSUPPORTED_OPTION"
     assert f"mlxstream.v1.{service.replace('/', '.')}" in failure.value.details()
+
+
+@pytest.mark.parametrize("method", ["mlxstream.v1.GenerationService/No", "some.Other/Call", "grpc.health.v1.Health/X"])
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_unary", "stream_stream"])
+async def test_a_method_that_nobody_has_is_unimplemented_by_name(serving: Serving, method: str, kind: str) -> None:
+    multi = getattr(serving.channel, kind)(f"/{method}")
+    call = multi(iter([b"x"])) if kind.startswith("stream") else multi(b"x")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await (call.read() if kind.endswith("stream") else call)
+    assert failure.value.code() is CODE.UNIMPLEMENTED
+    assert reason_of(failure.value) == "UNSUPPORTED_OPTION"
+    assert failure.value.details() == f"{method.replace('/', '.')} is not supported: this server has no such method"

@@ -175,7 +175,7 @@ def test_a_conversation_is_decoded_in_full() -> None:
     )
     request.chat.tools.add().update({"name": "f", "limits": {"max": 3, "ratio": 0.5, "any": [None, True, "s"]}})
     request.chat.template_variables.update({"date": "today"})
-    assert decode_chat(request.chat, field="chat") == ChatPrompt(
+    assert decode_chat(request.chat) == ChatPrompt(
         messages=(
             ChatMessage("user", (TextPart("look: "), ImagePart(b"png"))),
             ChatMessage("assistant", ()),
@@ -190,5 +190,5 @@ def test_a_conversation_is_decoded_in_full() -> None:
 def test_whole_numbers_of_a_tool_are_integers_again() -> None:
     request = model_pb2.RenderChatRequest(chat={"messages": [{"role": "user"}]})
     request.chat.tools.add().update({"minimum": 3, "huge": 2.0**70})
-    (tool,) = decode_chat(request.chat, field="chat").tools
+    (tool,) = decode_chat(request.chat).tools
     assert (type(tool["minimum"]), type(tool["huge"])) == (int, float)

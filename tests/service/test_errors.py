@@ -162,7 +162,7 @@ async def test_an_unexpected_exception_shows_a_correlation_id_and_nothing_else(
 
 def test_what_may_be_shown_is_left_as_it_is() -> None:
     for error, _ in EXAMPLES:
-        assert (presentable(error) is error) == (type(error) not in CONCEALED)
+        assert (presentable(error, None) is error) == (type(error) not in CONCEALED)
 
 
 def test_details_fit_into_trailers_however_large_the_error_is() -> None:

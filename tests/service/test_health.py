@@ -15,7 +15,7 @@ from engine.execution.engine import EngineState
 from service import health as health_module
 from service.health import follow_engine
 from service.server import SERVICE_NAMES
-from tests.service.harness import Serving
+from tests.service.harness import Serving, reason_of
 
 NAMES = ("", *SERVICE_NAMES)
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -98,9 +98,9 @@ async def test_an_engine_that_still_loads_is_not_serving(serving: Serving) -> No
 async def test_closed_health_never_serves_again(serving: Serving) -> None:
     async with following(serving) as watch:
         assert (await watch.read()).status == SERVING
-        await serving.health.close()
+        serving.health.close()
         assert (await watch.read()).status == NOT_SERVING
-        await serving.health.report(serving=True)
+        serving.health.report(serving=True)
         assert await statuses(serving) == {NOT_SERVING}
 
 
@@ -108,6 +108,43 @@ async def test_an_unknown_service_is_not_found_on_check_and_unknown_on_watch(ser
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await stub(serving).Check(health_pb2.HealthCheckRequest(service="mlxstream.v1.Other"))
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+    assert reason_of(failure.value) == "NOT_FOUND"
+    assert failure.value.details() == "no service named 'mlxstream.v1.Other'"
     watch = stub(serving).Watch(health_pb2.HealthCheckRequest(service="mlxstream.v1.Other"))
     assert (await watch.read()).status == SERVICE_UNKNOWN
     watch.cancel()
+
+
+async def test_list_tells_of_every_service_at_once(serving: Serving) -> None:
+    answer = await stub(serving).List(health_pb2.HealthListRequest())
+    assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(NAMES, NOT_SERVING)
+    serving.health.report(serving=True)
+    answer = await stub(serving).List(health_pb2.HealthListRequest())
+    assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(NAMES, SERVING)
+
+
+@pytest.mark.parametrize("method", ["Check", "List", "Watch"])
+async def test_garbage_is_a_malformed_message_and_not_a_fault_of_ours(
+    serving: Serving, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    multi = serving.channel.unary_stream if method == "Watch" else serving.channel.unary_unary
+    call = multi(f"/grpc.health.v1.Health/{method}")(b"\x0a\x02\xff\xfe" if method != "List" else b"\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await (call.read() if method == "Watch" else call)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(failure.value) == "MALFORMED_MESSAGE"
+    assert "ERROR" not in {record.levelname for record in caplog.records}
+
+
+async def test_watchers_are_told_and_then_ended_by_us(serving: Serving) -> None:
+    serving.health.report(serving=True)
+    watches = [stub(serving).Watch(health_pb2.HealthCheckRequest(service=name)) for name in NAMES]
+    assert {(await watch.read()).status for watch in watches} == {SERVING}
+    serving.health.end_watches()
+    late = stub(serving).Watch(health_pb2.HealthCheckRequest())
+    for watch in (*watches, late):
+        assert (await watch.read()).status == NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await watch.read()
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason_of(failure.value) == "UNAVAILABLE"

@@ -20,7 +20,7 @@ from engine.contracts.errors import MissingArtifactError
 from mlxstream.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc
 from service.lifecycle import Signals, StartError, run_server
 from service.settings import ServerSettings
-from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end, say_hello
+from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import read_all, reason_of, text_request
 
 
@@ -249,15 +249,55 @@ async def test_a_second_signal_cuts_the_grace_short(tmp_path: Path, capsys: pyte
         await process.ended()
 
 
-async def test_a_watcher_of_health_sees_the_end_and_does_not_delay_it(
+async def test_watchers_of_health_see_the_end_and_neither_delay_it_nor_fill_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(settings(tmp_path)) as process:
+        await announced(capsys)
+        health = health_pb2_grpc.HealthStub(process.channel)
+        watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(20)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        process.signals.ask()
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await watch.read()
+            assert failure.value.details() == "the service is shutting down"
+        await process.ended()
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+async def test_a_step_that_never_ends_does_not_keep_the_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = FakeEngine()
-    engine.script = say_hello
+    class Stuck(FakeEngine):
+        async def stop(self) -> None:
+            self.stopped = True
+
+    engine = Stuck()
+    engine.script = never_end("a")
     async with running(settings(tmp_path), engine) as process:
         await announced(capsys)
-        watch = health_pb2_grpc.HealthStub(process.channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        call = process.generate()
+        await call.read()
         process.signals.ask()
-        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
         await process.ended()
+        assert engine.stopped
+        _, error = await read_all(call)
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(("state_bytes", "warned"), [(1, True), (65_535, True), (65_536, False), (None, False)])
+async def test_too_little_memory_for_any_request_is_said_at_the_start(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    state_bytes: int | None,
+    warned: bool,
+) -> None:
+    async with running(settings(tmp_path, state_bytes=state_bytes)):
+        await announced(capsys)
+    found = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.message for record in found] == ["--state-bytes is too small for any request"] * warned

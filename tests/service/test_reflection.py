@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
 from service.server import SERVICE_NAMES
-from tests.service.harness import Serving
+from tests.service.harness import Serving, reason_of
 
 VERSIONS = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
 
@@ -83,3 +84,15 @@ async def test_a_generation_can_be_streamed_from_what_reflection_tells(serving: 
 async def test_an_unknown_symbol_is_not_found(serving: Serving) -> None:
     answer = await ask(serving, "grpc.reflection.v1", file_containing_symbol="mlxstream.v1.Nothing")
     assert answer.error_response.error_code == 5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_garbage_is_a_malformed_message_and_not_a_fault_of_ours(
+    serving: Serving, version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = serving.channel.stream_stream(f"/{version}.ServerReflection/ServerReflectionInfo")(iter([b"\xff\xff"]))
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(failure.value) == "MALFORMED_MESSAGE"
+    assert "ERROR" not in {record.levelname for record in caplog.records}

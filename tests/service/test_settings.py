@@ -83,6 +83,17 @@ def test_a_missing_model_is_named() -> None:
         load_settings({}, None)
 
 
+@pytest.mark.parametrize(("name", "value"), [("max_rows", "abc"), ("device", "tpu"), ("shutdown_grace_seconds", "-1")])
+def test_a_bad_value_of_a_variable_is_refused_under_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"MLX_STREAM_{name.upper()}", value)
+    with pytest.raises(SettingsError, match=f"^MLX_STREAM_{name.upper()}: "):
+        load_settings({"model": "m"}, None)
+    with pytest.raises(SettingsError, match=f"^{name}: "):
+        load_settings({"model": "m", name: "bad"}, None)
+
+
 @pytest.mark.parametrize("text", ["model = ", "\x00", "[[["])
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError, match="not TOML"):
@@ -92,6 +103,24 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
         load_settings({"model": "m"}, tmp_path / "none.toml")
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(SettingsError) as failure:
+            load_settings({"model": "m"}, path)
+        assert str(failure.value) == f"{path}: not a regular file"
+
+
+def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, 'model = "m"\n' + "#" * (1024 * 1024 - 12))
+    assert load_settings({}, path).model == "m"
+    with path.open("a") as file:
+        file.write("#")
+    with pytest.raises(SettingsError) as failure:
+        load_settings({}, path)
+    assert str(failure.value) == f"{path}: larger than 1048576 bytes"
 
 
 def test_settings_are_frozen() -> None:
