@@ -1,11 +1,12 @@
 """A model's chat template: where it comes from, and what a conversation becomes.
 
-Text of the conversation is never read as control tokens: rendering happens with stand-ins (`user_text`), and only the
-control tokens that the template itself wrote are encoded as such. Not here: what templates may do (`template_sandbox`).
+Text of the conversation is never read as control tokens: only those that the template itself wrote are encoded as such,
+and how they are told apart is stated in `template_controls`. Not here: what templates may do (`template_sandbox`).
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -16,9 +17,9 @@ from jinja2.exceptions import SecurityError
 from engine.artifacts.fields import CONFIG_LIMIT_BYTES, TOKENIZER_LIMIT_BYTES, read_object
 from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE
 from engine.artifacts.template_bounds import TemplateBounds, past_bounds
+from engine.artifacts.template_controls import ControlMarks, texts_in
 from engine.artifacts.template_sandbox import TemplateSandbox
 from engine.artifacts.tokenizer import require_unicode
-from engine.artifacts.user_text import UserText, map_texts, texts_in
 from engine.contracts.errors import (
     ChatTemplateError,
     CorruptArtifactError,
@@ -60,14 +61,23 @@ class ChatTemplate:
         eos_token: str = "",
         clock: Callable[[], datetime] = datetime.now,
         monotonic: Callable[[], float] = time.monotonic,
+        marks: ControlMarks | None = None,
     ) -> None:
         """Compile `sources`: one template, or several by name, of which "tool_use" serves conversations with tools.
 
-        `clock` gives the local time, `monotonic` seconds for the time limit.
+        `clock` gives the local time, `monotonic` seconds for the time limit. With `marks`, what is rendered holds marks
+        in place of the control tokens that the template writes.
         """
+        self._again = functools.partial(
+            ChatTemplate, sources, bos_token=bos_token, eos_token=eos_token, clock=clock, monotonic=monotonic
+        )
+        self._marked: tuple[ControlMarks, ChatTemplate] | None = None
         self._sandbox = TemplateSandbox(clock)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._monotonic = monotonic
+        self._marks = marks
+        if marks is not None:
+            self._tokens = {name: marks.mark(text, is_joined=True) for name, text in self._tokens.items()}
         self._templates = {name: self._compile(source) for name, source in sources.items()}
 
     def render(self, messages: list[dict[str, Any]], *, tools: list[Any] | None = None, **variables: Any) -> str:
@@ -79,13 +89,33 @@ class ChatTemplate:
         template = self._choose(with_tools=tools is not None)
         values = {**self._tokens, **variables, "messages": messages, "tools": tools}
         size = sum(map(len, texts_in(values)))
-        with self._sandbox.accounting(TemplateBounds(input_characters=size, monotonic=self._monotonic)):
+        bounds = TemplateBounds(input_characters=size, monotonic=self._monotonic)
+        with self._sandbox.accounting(bounds):
             try:
-                return template.render(values)
+                text = template.render(values)
+            except ChatTemplateError as error:
+                raise ChatTemplateError(self._unmarked(error.violations[0].description, bounds)) from None
             except EngineError:
                 raise
             except Exception as error:
                 raise _template_error(error) from None
+        self._unmarked(text, bounds)
+        return text
+
+    def marked_for(self, tokenizer: Tokenizer) -> tuple[ControlMarks, ChatTemplate]:
+        """Marks for the control tokens of `tokenizer`, and this template with them: made at the first use, and kept."""
+        held = self._marked
+        if held is None or not held[0].belongs_to(tokenizer):
+            marks = ControlMarks(tokenizer)
+            held = self._marked = (marks, self._again(marks=marks))
+        return held
+
+    def _unmarked(self, text: str, bounds: TemplateBounds) -> str:
+        """`text` with the marks taken back, which is on the account too."""
+        if self._marks is None:
+            return text
+        bounds.spend(self._marks.hidden_characters(text))
+        return self._marks.restore(text)
 
     def _choose(self, *, with_tools: bool) -> Template:
         names = (_WITH_TOOLS, _DEFAULT) if with_tools else (_DEFAULT, _WITH_TOOLS)
@@ -100,11 +130,14 @@ class ChatTemplate:
         if len(source) > _MAX_SOURCE_CHARACTERS:
             return ChatTemplateError(f"the chat template is longer than {_MAX_SOURCE_CHARACTERS} characters")
         try:
-            template: Template = self._sandbox.compile_bounded(source)
+            prepare = None if self._marks is None else self._marks.mark_template
+            template: Template = self._sandbox.compile_bounded(source, prepare)
         except TemplateSyntaxError as error:
             unknown = isinstance(error, TemplateAssertionError)
             fault = "uses a filter or test that is not supported" if unknown else "is not valid"
             return ChatTemplateError(f"the chat template cannot be compiled: line {error.lineno} {fault}")
+        except ChatTemplateError as error:
+            return error
         except Exception:  # a hostile source can make the compiler fail in any way
             return ChatTemplateError("the chat template cannot be compiled")
         return template
@@ -148,21 +181,14 @@ def encode_chat(template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatP
     messages = _checked_messages(chat)
     variables = _checked_variables(chat)
     tools = list(chat.tools) or None
-    user_text = UserText(tokenizer.control_patterns, texts_in([messages, tools, chat.template_variables]))
-    if user_text.is_shielded:
-        messages, tools, variables = map_texts([messages, tools, variables], user_text.shield)
-    shown = template.render(messages, tools=tools, add_generation_prompt=chat.add_generation_prompt, **variables)
-    if not user_text.is_shielded:
-        ids = tokenizer.encode(shown, add_special_tokens=False, parse_special_tokens=True, field="prompt.chat")
-        return shown, tokenizer.without_doubled_bos(ids)
-    parts: list[str | int] = []
-    end = 0
-    for start, after, token in tokenizer.control_spans(shown):
-        parts += [user_text.restore(shown[end:start]), token]
-        end = after
-    parts.append(user_text.restore(shown[end:]))
+    marks, marked = template.marked_for(tokenizer)
+    texts = list(texts_in([messages, tools, variables]))
+    marks.require_absent(texts)
+    rendered = marked.render(messages, tools=tools, add_generation_prompt=chat.add_generation_prompt, **variables)
+    parts = marks.split(rendered, roles=[message.role for message in chat.messages])
+    marks.refuse_assembled(parts, texts)
     ids = tokenizer.encode_parts(parts, field="prompt.chat")
-    return user_text.restore(shown), tokenizer.without_doubled_bos(ids)
+    return marks.restore(rendered), tokenizer.without_doubled_bos(ids)
 
 
 def _checked_messages(chat: ChatPrompt) -> list[dict[str, Any]]:

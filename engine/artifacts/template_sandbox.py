@@ -58,8 +58,9 @@ _METHODS: Final[Mapping[type, Container[str]]] = {
 # fmt: on
 _MAX_FORMAT_CHARACTERS: Final = 256
 _MAX_MESSAGE_CHARACTERS: Final = 1000
+_SCOPES: Final = ("_loop_vars", "_block_vars")  # which jinja2 passes along with every call inside a loop or a block
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,63}")
-_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f\ufdd0-\ufdef\U000f0000-\U000fffff]")
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f\U0010f000-\U0010fffd]")  # nor a mark of a control token
 
 
 class LenientUndefined(Undefined):
@@ -126,9 +127,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         finally:
             del self._thread.bounds
 
-    def compile_bounded(self, source: str) -> Any:
-        """A template whose every statement is on the account. Raises whatever jinja2 raises on a bad source."""
+    def compile_bounded(self, source: str, prepare: Callable[[nodes.Template], None] | None = None) -> Any:
+        """A template whose every statement is on the account, after `prepare` has rewritten what was parsed.
+
+        Raises whatever jinja2 raises on a bad source.
+        """
         tree = self.parse(source)
+        if prepare is not None:
+            prepare(tree)
         instrument(tree)
         return self.template_class.from_code(self, self.compile(tree), self.globals)
 
@@ -151,7 +157,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Call what the template calls; text methods that can make much out of little are replaced by bounded ones."""
         bounds, owner, name = __self._bounds, getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "replace":
-            return bounds.replace(owner, *args, **kwargs)
+            return bounds.replace(owner, *args, **{key: kwargs[key] for key in kwargs if key not in _SCOPES})
         if isinstance(owner, str) and name == "join":
             return bounds.join(owner, *args)
         return __self._account(super().call(__context, __obj, *args, **kwargs))

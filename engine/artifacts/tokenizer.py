@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.detokenizer import StreamingDetokenizer
 from engine.artifacts.tokenizer_twins import MarkedTwin, encode_ids, plain_twin
-from engine.artifacts.user_text import ControlPatterns
 from engine.contracts.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from engine.artifacts.detokenizer import DecodingRule
 
 _NONCHARACTERS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_UNASSIGNED: Final = "\U0010efff"
 
 
 class Tokenizer:
@@ -56,9 +56,14 @@ class Tokenizer:
         self.control_token_ids: frozenset[int] = frozenset(id_ for id_, token in self._added.items() if token.special)
 
     @functools.cached_property
-    def control_patterns(self) -> ControlPatterns:
-        """Where a text spells control tokens."""
-        return ControlPatterns([self._added[token].content for token in sorted(self.control_token_ids)])
+    def control_tokens(self) -> dict[str, int]:
+        """The control tokens as they are written, with their ids."""
+        return {self._added[token].content: token for token in sorted(self.control_token_ids)}
+
+    @functools.cached_property
+    def _unknown_ids(self) -> frozenset[int]:
+        """What stands for characters that the vocabulary lacks, where that is a control token."""
+        return self.control_token_ids.intersection(encode_ids(self._plain, _UNASSIGNED, add_special_tokens=False))
 
     @property
     def bos_token(self) -> str:
@@ -162,8 +167,8 @@ class Tokenizer:
 
     def _refuse_spelled_controls(self, ids: list[int], allowed: int, field: str) -> None:
         """Some models know a control token as an ordinary piece too; then plain text must not reach it."""
-        controls = self.control_token_ids
-        if not controls.isdisjoint(ids) and sum(token in controls for token in ids) > allowed:
+        controls = self.control_token_ids - self._unknown_ids
+        if not controls.isdisjoint(ids) and sum(map(controls.__contains__, ids)) > allowed:
             raise InvalidRequestError.of(field, "spells a control token that this model cannot write as plain text")
 
 

@@ -197,11 +197,18 @@ def _bpe(vocabulary: _Vocabulary, pairs: list[tuple[str, str]], **options: Any) 
 
 
 def _added_tokens(vocabulary: _Vocabulary) -> list[AddedToken]:
-    """Tokens that are found in text before BPE: control tokens, and what the model's makers defined whole."""
+    """Tokens that are found in text before BPE: control tokens, and what the model's makers defined whole.
+
+    A control token is found exactly as it is written; a defined one with a space mark where the text has a space.
+    """
     control = {*vocabulary.of_type(_CONTROL, _UNKNOWN), *vocabulary.ends}
     control |= set() if vocabulary.bos is None else {vocabulary.bos}
     return [
-        AddedToken(vocabulary.tokens[id_], special=id_ in control, normalized=_SPACE_MARK in vocabulary.tokens[id_])
+        AddedToken(
+            vocabulary.tokens[id_],
+            special=id_ in control,
+            normalized=id_ not in control and _SPACE_MARK in vocabulary.tokens[id_],
+        )
         for id_ in sorted({*control, *vocabulary.of_type(_USER_DEFINED)})
         if vocabulary.tokens[id_]
     ]

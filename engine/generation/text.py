@@ -49,5 +49,5 @@ class TextAssembler:
         return PushedText(token_bytes=token_bytes, text=text, matched_stop=self._rule.matched_stop)
 
     def finish(self) -> str:
-        """End the text for another reason than a stop: an unfinished character, then everything held back."""
+        """End the text: an unfinished character, which may still complete a stop, then everything held back."""
         return self._rule.push(self._detokenizer.flush()) + self._rule.flush()

@@ -55,6 +55,8 @@ def refused(source: str, **changes: object) -> str:
         ("{{ ' <x> '|trim|upper|replace('X', 'y')|lower }}{{ 'a-b'|replace('-', '') }}", "<y>ab"),
         ("{{ 'a,b'.split(',')|last }}{{ ' a '.strip() }}{{ 'ab'.startswith('a') }}{{ 'aba'.replace('a', 'c', 1) }}",
          "baTruecba"),
+        ("{% for m in messages %}{% set x = m.role %}{{ x.replace('u', 'c') }}{{ '-'.join([x, 'y']) }}{% endfor %}",
+         "cseruser-yassistantassistant-y"),
         ("{{ ['b', 'a']|sort|first }}{{ [3, 1]|max }}{{ {'k': 1}|items|list }}{{ {'k': 1}.items()|list|length }}",
          "a3[('k', 1)]1"),
         ("{{ 'a\nb\n\nc'|indent(2) }}|{{ 'a\nb'|indent('> ', first=true) }}", "a\n  b\n\n  c|> a\n> b"),

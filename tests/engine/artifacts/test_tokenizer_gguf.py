@@ -196,6 +196,19 @@ def test_named_ends_are_control_tokens_even_where_types_are_not_stored() -> None
     assert ids_of(tokenizer, "<|im_end|>") == [2]
 
 
+@pytest.mark.parametrize("add_space_prefix", [True, False])
+def test_a_control_token_with_a_space_mark_is_found_exactly_as_it_is_written(add_space_prefix: bool) -> None:
+    metadata = spm_metadata(add_space_prefix=add_space_prefix)
+    for key, value in (("tokens", "\u2581<PRE>"), ("token_type", 3), ("scores", 0.0)):
+        metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], value]
+    tokenizer = built(metadata)
+    control = tokenizer.vocab_size - 1
+    for text, found in (("a\u2581<PRE>a", 1), ("\u2581<PRE>\u2581<PRE>", 2), ("a <PRE>a", 0), ("<PRE>", 0)):
+        assert ids_of(tokenizer, text).count(control) == found
+        assert control not in tokenizer.encode(text, add_special_tokens=False, parse_special_tokens=False)
+    assert tokenizer.encode_parts(["a ", control, "a"], field="prompt.chat").count(control) == 1
+
+
 def test_user_defined_tokens_are_found_whole_and_keep_their_text() -> None:
     metadata = byte_level_metadata(PIPELINE)
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<tool>"]

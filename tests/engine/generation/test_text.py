@@ -69,6 +69,16 @@ def test_the_end_releases_held_text_and_then_the_unfinished_character() -> None:
     assert assembler.finish() == ""
 
 
+@pytest.mark.parametrize(("stop", "before"), [("\ufffd", "ab"), ("b\ufffd", "a")])
+def test_a_stop_that_only_the_unfinished_character_completes_is_reported(stop: str, before: str) -> None:
+    assembler = TextAssembler(SPM, [stop])
+    pushed = [assembler.push(byte_id(byte)) for byte in b"ab\xf0"]
+    assert [push.matched_stop for push in pushed] == [None] * 3
+    assert assembler.matched_stop is None
+    assert "".join(push.text for push in pushed) + assembler.finish() == before
+    assert assembler.matched_stop == stop
+
+
 def test_a_stop_before_an_unfinished_character_leaves_nothing_of_it() -> None:
     assembler = TextAssembler(SPM, ["b"])
     pushed = [assembler.push(byte_id(byte)) for byte in b"ab\xf0"]
