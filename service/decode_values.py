@@ -28,7 +28,7 @@ NANOS_PER_SECOND: Final = 10**9
 # Most elements of each repeated field of a request, by its full name in the schema, whose comments repeat them.
 MAX_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType(
     {
-        "mlxstream.v1.TokenPrompt.ids": 16_777_216,
+        "mlxstream.v1.TokenPrompt.ids": 4_194_304,
         "mlxstream.v1.DetokenizeRequest.ids": 1_048_576,
         "mlxstream.v1.ChatPrompt.messages": 16_384,
         "mlxstream.v1.ChatPrompt.tools": 1_024,

@@ -136,16 +136,18 @@ async def test_a_storm_of_cancellations_leaves_nothing_running_and_no_complaint(
     serving.engine.script = never_end("a")
     serving.engine.acceptance = tokenize
 
-    async def one() -> None:
+    async def one(number: int) -> None:
         call = serving.generation.Generate(text_request())
+        if number % 10 == 0:
+            await call.read()
         await asyncio.sleep(chance.random() / 4)
         call.cancel()
 
-    await asyncio.gather(*(one() for _ in range(300)))
+    await asyncio.gather(*(one(number) for number in range(300)))
     await asyncio.sleep(0.1)
     await asyncio.wait_for(serving.live.wait_idle(), timeout=10)
     assert serving.engine.live == {}
-    assert serving.engine.generations
+    assert len(serving.engine.generations) >= 30
     assert all(generation.abort_reason is AbortReason.DISCONNECTED for generation in serving.engine.generations)
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
