@@ -11,25 +11,24 @@ import pytest
 
 from engine.contracts.errors import MissingArtifactError
 from engine.execution import catalogue
-from engine.runtime.prepare import Runtime, prepare_runtime
+from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
 
 DEMO_MODEL = "smollm2-135m"
-_RUNTIME = pytest.StashKey[Runtime]()
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Prepare the runtime before any test module is imported."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    cache = Path(config.cache.mkdir("runtime")) if config.cache is not None else Path(".pytest_cache", "runtime")
-    config.stash[_RUNTIME] = prepare_runtime(RuntimeSettings(cache_directory=cache, device="cpu", blas_threads=1))
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Now, not in a hook: the other conftest files, which are imported before any hook runs, import mlx.
+RUNTIME = prepare_runtime(
+    RuntimeSettings(
+        cache_directory=Path(__file__).resolve().parents[1] / ".pytest_cache" / "runtime", device="cpu", blas_threads=1
+    )
+)
 
 
 @pytest.fixture(scope="session")
-def bundled_blas(pytestconfig: pytest.Config) -> bool:
+def bundled_blas() -> bool:
     """Whether products run on the BLAS inside mlx, whose sums do not depend on how products are fused."""
-    blas = pytestconfig.stash[_RUNTIME].blas
-    return blas is not None and not blas.optimized
+    return RUNTIME.blas is not None and not RUNTIME.blas.optimized
 
 
 @pytest.fixture(scope="session")
