@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from engine.contracts.errors import MissingArtifactError
 from engine.execution import catalogue
@@ -15,6 +16,9 @@ from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
 
 DEMO_MODEL = "smollm2-135m"
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Now, not in a hook: the other conftest files, which are imported before any hook runs, import mlx.
