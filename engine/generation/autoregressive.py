@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from engine.contracts.graph import PackedSegment
-from engine.generation.row import RowUnit
+from engine.generation.row import RowFault, RowUnit
 from engine.sampling.sampler import Draw, sample
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from engine.sampling.sampler import SampledTokens
 
 
-def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[int | None]:
+def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[int | RowFault | None]:
     """Advance `rows` by one unit each.
 
     Returns:
-        For each row the token sampled for it, or None while its prompt is still being prefilled.
+        For each row the token sampled for it, why there is none, or None while its prompt is still being prefilled.
     """
     return dispatch_packed_step(binding, rows).read()
 
@@ -81,7 +81,7 @@ class PendingStep:
             return True
         return 0 < row.next_index < row.options.max_tokens - 1 and row not in self._rows_misled_before()
 
-    def read(self) -> list[int | None]:
+    def read(self) -> list[int | RowFault | None]:
         """Wait, and return what `run_packed_step` returns.
 
         None also stands for a row that was fed a token which turned out to be another: it stands where it stood.
@@ -96,13 +96,13 @@ class PendingStep:
     def _rows_misled_before(self) -> set[Row]:
         return set() if self._after is None else self._after._misled  # noqa: SLF001 - its own kind
 
-    def _read_tokens(self, sampled: SampledTokens) -> list[int]:
+    def _read_tokens(self, sampled: SampledTokens) -> list[int | RowFault]:
         guessed = cast("list[int]", sampled.tokens.tolist())
         ids = sampled.read()
-        self._misled = {row for row, place in self._places.items() if ids[place] != guessed[place]}
-        return ids
+        self._misled = {row for row, place in self._places.items() if ids[place] not in (guessed[place], None)}
+        return [_NOT_FINITE if token is None else token for token in ids]
 
-    def _settled(self, share: _Share, token: int, misled: set[Row]) -> int | None:
+    def _settled(self, share: _Share, token: int | RowFault, misled: set[Row]) -> int | RowFault | None:
         if share.follows is None or share.row not in misled:
             return token
         self._misled.discard(share.row)
@@ -121,6 +121,7 @@ class _Share:
 
 
 _UNREAD = RowUnit((0,), samples=True)
+_NOT_FINITE = RowFault("its logits are not finite")
 
 
 def _share(row: Row, after: PendingStep | None) -> _Share:

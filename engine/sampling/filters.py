@@ -7,34 +7,36 @@ Source: Holtzman et al. 2020 (top-p); Nguyen et al. 2024 (min-p); reference, aut
 from __future__ import annotations
 
 import math
-from typing import cast
+from fractions import Fraction
 
 import mlx.core as mx
+import numpy as np
 
 _REMOVED = -mx.inf
-_HEAD_TOKENS = 1024
+_WHOLE = 2.0**61
+"""What a probability of 1 counts as. Sums of such integers are exact, and have room up to 4."""
 
 
-def top_p(logprobs: mx.array, probability: float, *, at_most: int = 0) -> mx.array:
-    """Keep the smallest set of most likely tokens whose mass reaches `probability` (0 < p < 1), and their equals.
+def top_p(logprobs: mx.array, probability: float) -> mx.array:
+    """Remove the least likely tokens whose mass together stays within 1 - `probability` (0 < p < 1).
 
-    Only a head of the distribution is sorted where it holds that mass, which the host must look at; `at_most` (0 is
-    off) tells that no more than so many tokens survive the filters to come, so that a longer head never matters.
+    Tokens are lined up in ascending order, equals by id, and a token stays once the mass up to and including it is
+    above 1 - p: of equal tokens at the cut the highest ids stay. Mass is counted in integers, since float32 sums lose
+    the tail. This runs on the host and waits for `logprobs`; those of a row that is not finite come back as they are.
     """
-    size = logprobs.shape[-1]
-    least, mass = _cut(logprobs, probability, min(_HEAD_TOKENS, size))
-    if size > _HEAD_TOKENS and not 0 < at_most <= _HEAD_TOKENS and cast("float", mass.item()) < probability:
-        least, _ = _cut(logprobs, probability, size)
-    return mx.where(logprobs >= least, logprobs, _REMOVED)
-
-
-def _cut(logprobs: mx.array, probability: float, head: int) -> tuple[mx.array, mx.array]:
-    """The least log-probability that top-p keeps among the `head` most likely tokens, and the mass of those."""
-    descending = -mx.sort(-mx.topk(logprobs, head, axis=-1), axis=-1)
-    mass = mx.cumsum(mx.exp(descending), axis=-1)
-    # A token is needed while those before it do not hold the mass.
-    needed = mx.minimum(mx.sum(mass < probability), head - 1)
-    return descending[needed], mass[-1]
+    values = np.array(logprobs, dtype=np.float32)
+    if not np.isfinite(values.max()):
+        return logprobs
+    ascending = np.sort(values)
+    mass = np.cumsum(np.rint(np.exp(ascending.astype(np.float64)) * _WHOLE).astype(np.int64))
+    # The decimal that the caller wrote: 1 - 0.9 in binary would keep a token too many where tokens are equal.
+    removable = int((1 - Fraction(str(probability))) * int(mass[-1]))
+    removed = int(np.searchsorted(mass, removable, side="right"))
+    cut = ascending[removed]
+    keep = values > cut
+    equals = np.flatnonzero(values == cut)
+    keep[equals[removed - int(np.searchsorted(ascending, cut)) :]] = True
+    return mx.where(mx.array(keep), logprobs, _REMOVED)
 
 
 def min_p(logprobs: mx.array, ratio: float, min_tokens_to_keep: int) -> mx.array:

@@ -32,8 +32,7 @@ class GreedyChoice:
         return [row for row, (token, earliest) in enumerate(pairs) if token != earliest]
 
 
-def choose_greedily(logits: mx.array) -> GreedyChoice:
-    """Choose from `logits` [R, V] float32."""
-    tokens = mx.argmax(logits, axis=-1)
-    top = mx.take_along_axis(logits, tokens[:, None], axis=-1)
-    return GreedyChoice(tokens=tokens, earliest=mx.argmax(logits >= top - ROUNDING_STEP, axis=-1))
+def choose_greedily(logits: mx.array, tops: mx.array) -> GreedyChoice:
+    """Choose from `logits` [R, V] float32, whose largest are `tops` [R]."""
+    within = logits >= tops[:, None] - ROUNDING_STEP
+    return GreedyChoice(tokens=mx.argmax(logits, axis=-1), earliest=mx.argmax(within, axis=-1))

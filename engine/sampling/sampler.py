@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MIN_TEMPERATURE = 1e-5
 """Below this, dividing log-probabilities would overflow 16-bit numbers; the choice equals greedy."""
 
+MAX_TEMPERATURE = 3.4028234663852886e38
+"""The largest float32: above it, the -inf of a token that a filter removed would become NaN."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -32,19 +35,24 @@ class Draw:
 class SampledTokens:
     """One token for each row: on the device at once, on the host after `read`."""
 
-    __slots__ = ("_composed", "_greedy", "_greedy_logits", "_greedy_rows", "tokens")
+    __slots__ = ("_composed", "_greedy", "_greedy_logits", "_greedy_rows", "_sound", "tokens")
 
     def __init__(
         self,
         tokens: mx.array,
+        sound: mx.array,
         *,
         greedy: GreedyChoice | None = None,
         greedy_rows: Sequence[int] = (),
         greedy_logits: mx.array | None = None,
         composed: bool = False,
     ) -> None:
-        """`tokens` are ids [R] uint32, unevaluated; those of `greedy_rows` were chosen from `greedy_logits`."""
+        """`tokens` are ids [R] uint32, unevaluated; those of `greedy_rows` were chosen from `greedy_logits`.
+
+        `sound` [R] tells whose logits are finite.
+        """
         self.tokens = tokens
+        self._sound = sound
         self._greedy = greedy
         self._greedy_rows = greedy_rows
         self._greedy_logits = greedy_logits
@@ -52,16 +60,21 @@ class SampledTokens:
 
     def arrays(self) -> list[mx.array]:
         """What must be evaluated before `read` is quick."""
-        return [self.tokens] if self._greedy is None else [self.tokens, self._greedy.tokens, self._greedy.earliest]
+        chosen = [self.tokens, self._sound]
+        return chosen if self._greedy is None else [*chosen, self._greedy.tokens, self._greedy.earliest]
 
-    def read(self) -> list[int]:
-        """The ids. Where rounding may tie two greedy scores, the id may differ from that in `tokens`."""
-        ids = cast("list[int]", self.tokens.tolist())
+    def read(self) -> list[int | None]:
+        """The ids; None for a row whose logits are not finite numbers, whatever stands in `tokens`.
+
+        Where rounding may tie two greedy scores, the id may differ from that in `tokens`.
+        """
+        ids = cast("list[int | None]", self.tokens.tolist())
         if self._greedy is not None and self._greedy_logits is not None:
             for place in self._greedy.unsure():
                 logprobs = log_softmax(self._greedy_logits[place], composed=self._composed)
                 ids[self._greedy_rows[place]] = cast("int", mx.argmax(logprobs).item())
-        return ids
+        sound = cast("list[bool]", self._sound.tolist())
+        return [token if is_sound else None for token, is_sound in zip(ids, sound, strict=True)]
 
 
 def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -> SampledTokens:
@@ -75,18 +88,25 @@ def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -
     Source: reference, autoregressive §3.2 (order of filters) and §3.3 (keys).
     """
     wide = logits.astype(mx.float32)
+    # The largest tells all: it is NaN where one logit is, inf where one is, and -inf where all are.
+    tops = mx.max(wide, axis=-1)
+    sound = mx.isfinite(tops)
     greedy_rows = [row for row, draw in enumerate(draws) if is_greedy(draw.options)]
     if not greedy_rows:
-        return SampledTokens(mx.stack(_drawn(wide, draws, range(len(draws)), composed)))
-    greedy_logits = wide if len(greedy_rows) == len(draws) else wide[mx.array(greedy_rows)]
-    choice = choose_greedily(greedy_logits)
+        return SampledTokens(mx.stack(_drawn(wide, draws, range(len(draws)), composed)), sound)
+    greedy_logits, greedy_tops = wide, tops
+    if len(greedy_rows) < len(draws):
+        greedy_logits, greedy_tops = (array[mx.array(greedy_rows)] for array in (wide, tops))
+    choice = choose_greedily(greedy_logits, greedy_tops)
     tokens = choice.tokens
     if len(greedy_rows) < len(draws):
         others = [row for row in range(len(draws)) if row not in set(greedy_rows)]
         chosen = dict(zip(greedy_rows, choice.tokens, strict=True))
         chosen |= zip(others, _drawn(wide, draws, others, composed), strict=True)
         tokens = mx.stack([chosen[row] for row in range(len(draws))])
-    return SampledTokens(tokens, greedy=choice, greedy_rows=greedy_rows, greedy_logits=greedy_logits, composed=composed)
+    return SampledTokens(
+        tokens, sound, greedy=choice, greedy_rows=greedy_rows, greedy_logits=greedy_logits, composed=composed
+    )
 
 
 def log_softmax(logits: mx.array, *, composed: bool = False) -> mx.array:
@@ -108,10 +128,10 @@ def _drawn(logits: mx.array, draws: Sequence[Draw], rows: Sequence[int], compose
 def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
     options = draw.options
     if 0 < options.top_p < 1:
-        logprobs = filters.top_p(logprobs, options.top_p, at_most=options.top_k)
+        logprobs = filters.top_p(logprobs, options.top_p)
     if options.min_p > 0:
         logprobs = filters.min_p(logprobs, options.min_p, options.min_tokens_to_keep)
     if options.top_k > 0:
         logprobs = filters.top_k(logprobs, options.top_k)
     key = step_key(options.seed, draw.step)
-    return mx.random.categorical(logprobs / options.temperature, key=key).astype(mx.uint32)
+    return mx.random.categorical(logprobs / min(options.temperature, MAX_TEMPERATURE), key=key).astype(mx.uint32)

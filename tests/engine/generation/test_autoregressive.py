@@ -10,7 +10,7 @@ from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.options import ResolvedOptions
 from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
-from engine.generation.row import Row
+from engine.generation.row import Row, RowFault
 from engine.sampling.sampler import log_softmax
 from engine.state.kv_pool import KvPool
 from tests.engine.models import tiny_llama
@@ -60,6 +60,10 @@ def committed(rows, drawn, ids):
     left = []
     for made, token in zip(rows, drawn, strict=True):
         if made.caches:
+            if isinstance(token, RowFault):
+                ids.setdefault(made, []).append(token)
+                made.close()
+                continue
             if token is not None:
                 ids.setdefault(made, []).append(token)
                 if made.commit(token)[2] is not None:
@@ -177,3 +181,28 @@ def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
     assert found == wanted
     assert overlapped > 0
     assert pool.nbytes == 0
+
+
+BAD_TOKEN = 90
+
+
+@pytest.fixture
+def bad_binding(tmp_path):
+    """A model with one embedding that is not a number."""
+    tiny_llama.write(tmp_path, scale=20.0, tie_word_embeddings=False)
+    stored = mx.load(str(tmp_path / "model.safetensors"))
+    stored["model.embed_tokens.weight"][BAD_TOKEN] = mx.nan
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored)
+    return tiny_llama.bind(tmp_path)
+
+
+@pytest.mark.parametrize("stepping", [waiting, lambda *given: ahead(*given)[0]], ids=["waiting", "ahead"])
+@pytest.mark.parametrize("change", [{}, {"temperature": 0.9, "top_p": 0.9}], ids=["greedy", "drawn"])
+def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_go_on(bad_binding, stepping, change):
+    wanted = stepping(bad_binding, company(bad_binding))
+    rows = company(bad_binding)
+    rows.insert(1, row(bad_binding.make_cache(), [1, BAD_TOKEN, 2], **change))
+    found = stepping(bad_binding, rows)
+    assert found.pop(1) == [RowFault("its logits are not finite")]
+    assert found == wanted
+    assert stepping(bad_binding, company(bad_binding)) == wanted
