@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
+GROWTH_TOKENS = 256
+"""A row's storage grows by so many tokens at a time, and is predicted in the same steps."""
+
+
+def capacity_for(tokens: int) -> int:
+    """Tokens for which storage is reserved when a row holds `tokens`."""
+    return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class TableMember:
@@ -54,7 +62,7 @@ class CacheTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Where a row's keys and values are kept among others'."""
+    """Where a row's keys and values are kept among others'. `slot` names the row in its table until it leaves."""
 
     table: CacheTable
     slot: int

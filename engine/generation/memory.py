@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.contracts.cache import capacity_for
 from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
 
 if TYPE_CHECKING:
     from engine.contracts.graph import GraphGeometry
 
-GROWTH_TOKENS = 256
 WORKSPACE_BYTES_PER_TOKEN = 550_000
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
@@ -24,9 +24,8 @@ def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:
 
 
 def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:
-    """Bytes of a row's plain caches when they hold `tokens`."""
-    capacity = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
-    return capacity * kv_bytes_per_token(geometry, element_bytes)
+    """Bytes of a row's caches when they hold `tokens`; also what it adds at most to storage that rows share."""
+    return capacity_for(tokens) * kv_bytes_per_token(geometry, element_bytes)
 
 
 def workspace_bytes(geometry: GraphGeometry, step_tokens: int) -> int:

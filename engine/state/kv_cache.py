@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.contracts.cache import capacity_for
 from engine.ops.attention import causal_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-GROWTH_TOKENS = 256
 
 
 class KvCache:
@@ -87,6 +86,5 @@ class KvCache:
 
 def _grown(held: mx.array | None, new: mx.array, start: int, end: int) -> mx.array:
     """Storage for at least `end` tokens whose first `start` positions are those of `held`."""
-    capacity = -(-end // GROWTH_TOKENS) * GROWTH_TOKENS
-    room = mx.zeros((1, new.shape[1], capacity - start, new.shape[3]), dtype=new.dtype)
+    room = mx.zeros((1, new.shape[1], capacity_for(end) - start, new.shape[3]), dtype=new.dtype)
     return room if held is None or start == 0 else mx.concatenate([held[:, :, :start], room], axis=2)

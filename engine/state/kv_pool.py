@@ -2,17 +2,21 @@
 
 Short rows spend more on the number of operations than on arithmetic; long rows the other way round, and they leave
 the caches of the processor when they are computed together. So a slab seats four rows of up to 256 tokens, or two of
-up to 512; longer rows sit alone. Nobody's keys and values move when another row joins, leaves or grows. Counts are
-tokens. Source: decision 0002.
+up to 512; longer rows sit alone. A slab holds its tenants and no free seats: whoever comes or leaves copies the one to
+three others, and in exchange the pool never holds more than its rows were predicted to need. What lies past a row's
+tokens is zero, never the numbers of one who sat there before: a NaN would survive any mask. Counts are tokens.
+Source: decision 0002.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.contracts.cache import TableMember, TablePlace
+from engine.contracts.cache import TableMember, TablePlace, capacity_for
 from engine.state.slab_step import SlabStep
 
 if TYPE_CHECKING:
@@ -20,7 +24,6 @@ if TYPE_CHECKING:
 
     from engine.contracts.cache import Cache
 
-GROWTH_TOKENS = 256
 SHARED_SLAB_TOKENS = 1024
 LARGEST_SHARED_CAPACITY = 512
 
@@ -35,7 +38,7 @@ class KvPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slabs, free seats included."""
+        """Bytes of all slabs."""
         return sum(slab.nbytes for slab in self._slabs)
 
     def make_caches(self) -> list[Cache]:
@@ -44,61 +47,108 @@ class KvPool:
         return [PooledKvCache(row, layer) for layer in range(self._layers)]
 
     def seat(self, tokens: int) -> tuple[KvSlab, int]:
-        """A free slot for a row of `tokens`, in a new slab if there is none."""
-        capacity = -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+        """A slab in which a row of `tokens` has entered, and its slot there."""
+        capacity = capacity_for(tokens)
         for slab in self._slabs:
-            if slab.capacity == capacity and slab.free:
-                return slab, slab.free.pop(0)
-        slots = SHARED_SLAB_TOKENS // capacity if capacity <= LARGEST_SHARED_CAPACITY else 1
-        slab = KvSlab(self._layers, slots=slots, capacity=capacity)
+            if slab.capacity == capacity and slab.has_room:
+                return slab, slab.enter()
+        seats = SHARED_SLAB_TOKENS // capacity if capacity <= LARGEST_SHARED_CAPACITY else 1
+        slab = KvSlab(self._layers, seats=seats, capacity=capacity)
         self._slabs.append(slab)
-        return slab, slab.free.pop(0)
+        return slab, slab.enter()
 
     def leave(self, slab: KvSlab, slot: int) -> None:
-        """Free a slot; the lowest free one is taken next. A slab that nobody sits in is released."""
-        slab.free.append(slot)
-        slab.free.sort()
-        if len(slab.free) == slab.slots:
+        """Give a row's storage back, and the slab with the last of its rows."""
+        slab.leave(slot)
+        if slab.is_empty:
             self._slabs.remove(slab)
 
 
 class KvSlab:
-    """Keys and values of up to `slots` rows: for each layer one array [slots, 2·Hkv, capacity, D], keys first."""
+    """Keys and values of up to `seats` rows: for each layer one array [tenants, 2·Hkv, capacity, D], keys first.
 
-    def __init__(self, layers: int, *, slots: int, capacity: int) -> None:
+    A slot is a tenant's name; its place on the first axis changes when another leaves, so it is looked up when a step
+    is planned.
+    """
+
+    def __init__(self, layers: int, *, seats: int, capacity: int) -> None:
         """Storage is made by the first write, which knows its shape."""
-        self.slots = slots
         self.capacity = capacity
-        self.free = list(range(slots))
+        self._seats = seats
+        self._tenants: list[int] = []
         self._layers: list[mx.array | None] = [None] * layers
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more row may enter."""
+        return len(self._tenants) < self._seats
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody sits here."""
+        return not self._tenants
 
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
         return sum(array.nbytes for array in self._layers if array is not None)
 
+    def enter(self) -> int:
+        """Add a row of zeros; returns its slot."""
+        slot = min(set(range(self._seats)) - set(self._tenants))
+        self._tenants.append(slot)
+        for layer, held in enumerate(self._layers):
+            if held is not None:
+                fresh = mx.zeros((1, *held.shape[1:]), dtype=held.dtype)
+                self._layers[layer] = mx.concatenate([held, fresh], axis=0)
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """Drop a row and its storage."""
+        left = self._tenants.index(slot)
+        self._tenants.pop(left)
+        if self.is_empty:
+            self._layers = [None] * len(self._layers)
+            return
+        staying = mx.array([place for place in range(len(self._tenants) + 1) if place != left], dtype=mx.int32)
+        self._layers = [None if held is None else mx.take(held, staying, axis=0) for held in self._layers]
+        # Copied now, so that the storage is not held until a neighbour steps, who is told of any failure then.
+        with suppress(RuntimeError):
+            mx.async_eval([held for held in self._layers if held is not None])  # type: ignore[no-untyped-call]
+
     def layer(self, layer: int) -> mx.array | None:
         """The storage of one layer, if it was ever written."""
         return self._layers[layer]
 
-    def copy_slot(self, source: KvSlab, source_slot: int, slot: int) -> None:
-        """Take over a row that has outgrown `source`."""
+    def take_over(self, slot: int, source: KvSlab, source_slot: int) -> None:
+        """Copy a row that has outgrown `source` into its new slot."""
+        place, source_place = self._place(slot), source._place(source_slot)
         for layer in range(len(self._layers)):
             held = source.layer(layer)
             if held is not None:
-                self.storage(layer, held)[slot : slot + 1, :, : source.capacity] = held[source_slot : source_slot + 1]
+                row = held[source_place : source_place + 1]
+                self.storage(layer, held)[place : place + 1, :, : source.capacity] = row
+
+    def clear(self, slot: int, layer: int, tokens: slice) -> None:
+        """Zero positions of one row."""
+        held, place = self._layers[layer], self._place(slot)
+        if held is not None:
+            held[place : place + 1, :, tokens] = 0
 
     def storage(self, layer: int, like: mx.array) -> mx.array:
         """The storage of `layer`, made with the heads and the dtype of `like` [.., 2·Hkv, .., D] if there is none."""
         held = self._layers[layer]
         if held is None:
-            held = mx.zeros((self.slots, like.shape[1], self.capacity, like.shape[3]), dtype=like.dtype)
+            held = mx.zeros((len(self._tenants), like.shape[1], self.capacity, like.shape[3]), dtype=like.dtype)
             self._layers[layer] = held
         return held
 
     def plan(self, members: Sequence[TableMember]) -> SlabStep:
         """See `engine.contracts.cache.CacheTable.plan`."""
-        return SlabStep(self, members)
+        return SlabStep(self, [replace(member, slot=self._place(member.slot)) for member in members])
+
+    def _place(self, slot: int) -> int:
+        return self._tenants.index(slot)
 
 
 class _Seat:
@@ -117,13 +167,13 @@ class _Seat:
             return self.slab
         slab, slot = self.pool.seat(tokens)
         if self.slab is not None:
-            slab.copy_slot(self.slab, self.slot, slot)
+            slab.take_over(slot, self.slab, self.slot)
             self.pool.leave(self.slab, self.slot)
         self.slab, self.slot = slab, slot
         return slab
 
     def leave(self) -> None:
-        """Give the seat back; again is harmless."""
+        """Give the storage back; again is harmless."""
         if self.slab is not None:
             self.pool.leave(self.slab, self.slot)
             self.slab = None
@@ -146,9 +196,9 @@ class PooledKvCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this row's slot, padding included."""
-        slab, held = self._seat.slab, self._held()
-        return 0 if slab is None or held is None else held.nbytes // slab.slots
+        """Bytes of this row's share, padding included."""
+        held = self._held()
+        return 0 if held is None else held.nbytes // held.shape[0]
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
         """A table step of this row alone. See `engine.contracts.cache.Cache.attend`."""
@@ -175,15 +225,18 @@ class PooledKvCache:
         return [] if held is None else [held]
 
     def is_trimmable(self) -> bool:
-        """Always: positions past the offset are overwritten."""
+        """Always: positions past the offset are zero again."""
         return True
 
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`."""
-        self._offset -= min(tokens, self._offset)
+        end = self._offset
+        self._offset -= min(tokens, end)
+        if self._seat.slab is not None:
+            self._seat.slab.clear(self._seat.slot, self._layer, slice(self._offset, end))
 
     def close(self) -> None:
-        """Give the row's seat back; the other layers of the row lose it too."""
+        """Give the row's storage back; the other layers of the row lose it too."""
         self._seat.leave()
         self._offset = 0
 

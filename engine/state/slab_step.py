@@ -1,7 +1,9 @@
 """One packed step of the rows in one slab: where their tokens are written, and what each may see.
 
-Planned once and used by every layer. Rows with one token attend in one product over the slots from the first to the
-last of them; a slot in between that takes no part is computed and dropped, which costs less than moving rows.
+Planned once and used by every layer. Rows with one token attend in one product over the places from the first to the
+last of them; a row in between that takes no part is computed and dropped, which costs less than moving rows. A product
+holds one matrix for each row, so that nothing is summed across rows. A row sees zeros past its own tokens, and what
+the mask takes from them is exactly zero: -inf in the scores, and 0·0 in the values.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Slab(Protocol):
-    """Storage with slots. See `engine.state.kv_pool.KvSlab`."""
+    """Storage of several rows. See `engine.state.kv_pool.KvSlab`."""
 
     def storage(self, layer: int, like: mx.array) -> mx.array:
-        """The array [slots, 2·Hkv, capacity, D] of one layer."""
+        """The array [tenants, 2·Hkv, capacity, D] of one layer."""
 
 
 class SlabStep:
@@ -32,7 +34,7 @@ class SlabStep:
     __slots__ = ("_decoding", "_slab", "_stretches", "order")
 
     def __init__(self, slab: Slab, members: Sequence[TableMember]) -> None:
-        """Plan a step of `members`, who sit in `slab` and have room there."""
+        """Plan a step of `members`, who have room in `slab`; their slots are places in its arrays."""
         single = sorted((member for member in members if member.length == 1), key=lambda member: member.slot)
         self._slab = slab
         self._decoding = _Decoding(single) if single else None
@@ -52,14 +54,14 @@ class SlabStep:
 
 
 class _Decoding:
-    """The rows with one token: their slots from `first` to `last`, some of which may stand idle between them."""
+    """The rows with one token: their places from `first` to `last`; some between them may stand idle."""
 
     __slots__ = ("_first", "_held", "_kept", "_last", "_positions", "_rows", "_slots", "_visible", "_written")
 
     def __init__(self, members: Sequence[TableMember]) -> None:
         self._first, self._last = members[0].slot, members[-1].slot
         by_slot = {member.slot: member for member in members}
-        # An idle slot borrows the first member's query, and sees one stale key; its result is dropped.
+        # An idle row's place borrows the first member's query, and sees its own first key; the result is dropped.
         spanned = [by_slot.get(slot) for slot in range(self._first, self._last + 1)]
         offsets = [0 if member is None else member.offset for member in spanned]
         self._held = max(offsets) + 1

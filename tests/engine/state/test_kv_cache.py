@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.contracts.cache import GROWTH_TOKENS
 from engine.contracts.composition import Composition, KvStorageScheme
 from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.graph import GraphGeometry
 from engine.state.build import build_caches
-from engine.state.kv_cache import GROWTH_TOKENS, KvCache
+from engine.state.kv_cache import KvCache
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
 
