@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedExecution:
-    """Frozen outcome of planning. `reasons` explains each mismatch that did not refuse the request."""
+    """Frozen outcome of planning. `reasons` explains each mismatch that did not refuse the request.
+
+    `row_tile_tokens` is set where a row's bits do not depend on its company; see `Composition`.
+    """
 
     method: Method = "autoregressive"
     mechanism: Literal["continuous", "unsupported"] = "continuous"
@@ -22,3 +25,4 @@ class ResolvedExecution:
     compiled_decode: bool = False
     grammar_jump: bool = False
     reasons: tuple[str, ...] = ()
+    row_tile_tokens: int | None = None

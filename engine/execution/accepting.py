@@ -96,7 +96,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         request_id=request.request_id or generation_id,
         prompt_ids=prompt_ids,
         options=options,
-        execution=resolve_execution(),
+        execution=resolve_execution(resident.info.composition),
         chunk_is_exact=request.options.prefill_chunk_size is not None,
         state_bytes=_state_bytes(resident, len(prompt_ids) + options.max_tokens),
     )

@@ -14,6 +14,7 @@ from engine.contracts.options import OptionDefaults, ResolvedOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.contracts.composition import Composition
     from engine.contracts.model import ModelInfo
     from engine.contracts.options import GenerateOptions
     from engine.contracts.prefill import PrefillPolicy
@@ -104,9 +105,11 @@ def resolve_options(
     )
 
 
-def resolve_execution() -> ResolvedExecution:
+def resolve_execution(composition: Composition) -> ResolvedExecution:
     """What this build runs: autoregressive rows in the shared, continuously batched step."""
-    return ResolvedExecution(method="autoregressive", mechanism="continuous")
+    return ResolvedExecution(
+        method="autoregressive", mechanism="continuous", row_tile_tokens=composition.row_tile_tokens
+    )
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

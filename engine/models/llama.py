@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.contracts.graph import GraphDeclaration, KvCapability
+from engine.contracts.graph import AdapterCapability, GraphDeclaration, SpeculationCapability
 from engine.ops.attention import PackedAttention
 from engine.ops.exponential import swiglu
 from engine.ops.rope import Rope
@@ -61,8 +61,18 @@ class LlamaGraph:
 
     @property
     def graph_capabilities(self) -> GraphDeclaration:
-        """What the graph promises."""
-        return GraphDeclaration(kv=KvCapability(delayed_affine="ordinary"))
+        """What the graph promises: nothing that no request can ask of it yet."""
+        return GraphDeclaration(
+            adapters=AdapterCapability(batched=False, mountable=False),
+            speculation=SpeculationCapability(
+                adapters=False,
+                logprobs=False,
+                affine_kv=False,
+                turbo_kv=False,
+                external_tokens=False,
+                grammar_proposals=False,
+            ),
+        )
 
     @property
     def geometry(self) -> GraphGeometry:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from engine.contracts.composition import COMPOSITION_DEFAULTS
+from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
 from engine.contracts.model import ModelInfo, RuntimeInfo
@@ -19,7 +19,7 @@ from engine.contracts.options import (
     SpeculationOptions,
 )
 from engine.generation.bindings.prefill_policy import FixedChunk
-from engine.generation.planning import check_prompt, refuse_unavailable, resolve_options
+from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
 
 VALUES = {
     "xtc_probability": 0.5,
@@ -179,3 +179,8 @@ def test_an_empty_prompt_is_refused():
 def test_eos_ids_outside_the_vocabulary_are_refused(token):
     with pytest.raises(InvalidRequestError, match=str(token)):
         resolve(GenerateOptions(eos_token_ids=(1, token)))
+
+
+@pytest.mark.parametrize("tile", [None, 8])
+def test_the_plan_tells_whether_company_can_change_a_rows_bits(tile):
+    assert resolve_execution(Composition(row_tile_tokens=tile)).row_tile_tokens == tile

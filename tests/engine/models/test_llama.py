@@ -12,7 +12,13 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from engine.contracts.graph import PackedSegment
+from engine.contracts.graph import (
+    AdapterCapability,
+    GraphDeclaration,
+    KvCapability,
+    PackedSegment,
+    SpeculationCapability,
+)
 from tests.engine.models import tiny_llama
 
 ROUNDING = 5e-6
@@ -140,3 +146,14 @@ def test_a_packed_table_that_is_the_head_too_counts_once(tmp_path, pretranspose)
     (tmp_path / "config.json").write_text(json.dumps(config))
     binding = tiny_llama.bind(tmp_path, dequantize=False, pretranspose=pretranspose)
     assert binding.weights_bytes == sum(array.nbytes for array in stored.values())
+
+
+def test_a_graph_promises_nothing_that_a_request_is_refused(tmp_path):
+    """Adapters, late KV conversion and speculation are refused by name, so they are not declared either."""
+    tiny_llama.write(tmp_path)
+    nothing = dict.fromkeys(SpeculationCapability.__dataclass_fields__, False)
+    assert tiny_llama.bind(tmp_path).declaration == GraphDeclaration(
+        adapters=AdapterCapability(batched=False, mountable=False),
+        kv=KvCapability(dense_reads=False, delayed_affine="none"),
+        speculation=SpeculationCapability(**nothing),
+    )
