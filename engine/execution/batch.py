@@ -108,10 +108,11 @@ class _Step:
 class Batch:
     """Jobs waiting and running over one stepper."""
 
-    def __init__(self, stepper: Stepper, clock: Callable[[], float]) -> None:
-        """Start empty; `clock` counts seconds."""
+    def __init__(self, stepper: Stepper, clock: Callable[[], float], tell: Callable[[Told], None]) -> None:
+        """Start empty; `clock` counts seconds, `tell` takes what callers are to hear, in order."""
         self._stepper = stepper
         self._clock = clock
+        self._tell = tell
         self._jobs = Scheduler[Job](stepper.limits)
         self._step: _Step | None = None
         self._suspects: dict[Job, int] = {}
@@ -130,22 +131,21 @@ class Batch:
         """Put a job into the queue."""
         self._jobs.submit(job)
 
-    def advance(self) -> Told:
-        """One round; returns what there is to tell.
+    def advance(self) -> None:
+        """One round. Who was aborted or admitted is told before the wait for the device.
 
         Raises:
             EngineFailedError: the device no longer works; every job is still here.
         """
         started = self._clock()
-        told = [*self._drop_aborted(), *self._admit()]
+        self._tell([*self._drop_aborted(), *self._admit()])
         before, self._step = self._step, None
         failed = self._start_next(before)
         if before is not None:
-            told += self._finish(before)
+            self._tell(self._finish(before))
         if failed is not None:
-            told += self._isolate(failed)
+            self._tell(self._isolate(failed))
         self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
-        return told
 
     def settle(self) -> None:
         """Wait for a step that nobody needs any more, so that nothing runs while the engine rests."""

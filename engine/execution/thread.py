@@ -98,11 +98,11 @@ class EngineThread:
         fault: EngineError | None = None
         try:
             stepper = self._load()
-            batch = Batch(stepper, self._clock)
+            batch = Batch(stepper, self._clock, self._dispatcher.deliver)
             self._batch, self._max_rows = batch, stepper.limits.max_rows
             try:
                 while self._take_commands(batch, stepper):
-                    self._dispatcher.deliver(batch.advance())
+                    batch.advance()
             finally:
                 batch.release()
                 stepper.close()
