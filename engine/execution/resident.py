@@ -46,7 +46,8 @@ class EngineSettings:
 
     `model` is an alias, a Hugging Face id, a folder or a `.gguf` file. `device`, `dtype` and `blas` None mean
     automatic. `state_dir` keeps compiled kernels and remembered fingerprints. `state_bytes` bounds the KV state of
-    all rows together; None leaves it to what is free once the weights are resident.
+    all rows together; None leaves it to what is free once the weights are resident. `row_tile_tokens` makes a row's
+    bits independent of its neighbours, at the price that decision 0002 states; None shares products freely.
     """
 
     model: str
@@ -58,6 +59,7 @@ class EngineSettings:
     max_rows: int = 32
     prefill_step_tokens: int | None = None
     state_bytes: int | None = None
+    row_tile_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
