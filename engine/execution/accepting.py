@@ -91,13 +91,14 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         fresh_seed=secrets.randbits(FRESH_SEED_BITS),
     )
     generation_id = uuid.uuid4().hex
+    composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
     return Acceptance(
         generation_id=generation_id,
         request_id=request.request_id or generation_id,
         prompt_ids=prompt_ids,
         options=options,
-        execution=resolve_execution(resident.info.composition),
-        chunk_is_exact=request.options.prefill_chunk_size is not None,
+        execution=resolve_execution(composition),
+        chunk_is_exact=request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None,
         state_bytes=_state_bytes(resident, len(prompt_ids) + options.max_tokens),
     )
 

@@ -136,6 +136,7 @@ def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSetting
         compute_dtype=layout.compute_dtype,
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_step_tokens,
         max_rows=settings.max_rows,
+        row_tile_tokens=settings.row_tile_tokens,
     )
 
 

@@ -6,8 +6,10 @@ import pytest
 
 from engine.contracts.prompt import ChatMessage, ChatPrompt, TextPart
 from engine.contracts.results import FinishReason
+from engine.execution import stepper
+from engine.execution.engine import Engine
 from tests.engine import tiny_model
-from tests.engine.execution.driving import run, tokens
+from tests.engine.execution.driving import run, settings, tokens
 
 
 async def test_greedy_ids_equal_mlx_lms_own(folder, engine, tmp_path):
@@ -117,3 +119,28 @@ async def test_text_round_trips_through_the_front_door(engine):
     text = "žluťoučký 𠮷 👩🏽‍🚀 e\u0301x"
     ids = await engine.tokenize(text, model="", add_special_tokens=True, parse_special_tokens=True)
     assert await engine.detokenize(ids, model="", skip_special_tokens=True) == text
+
+
+async def test_exact_rows_cut_a_prompt_alike_alone_and_in_company(folder, tmp_path, monkeypatch):
+    cuts: dict[int, list[int]] = {}
+    real = stepper.dispatch_packed_step
+
+    def watched(binding, rows, after):
+        for row in rows:
+            if row.is_prefilling:
+                cuts.setdefault(row.prompt_tokens, []).append(len(row.next_unit().tokens))
+        return real(binding, rows, after)
+
+    monkeypatch.setattr(stepper, "dispatch_packed_step", watched)
+    engine = Engine(settings(folder, tmp_path, row_tile_tokens=8))
+    await engine.start()
+    options = {"temperature": 0.9, "seed": 1, "max_tokens": 20, "eos_token_ids": ()}
+    started, alone, _, _ = await run(engine, tokens(1, 100), **options)
+    assert started.execution.row_tile_tokens == 8
+    cuts_alone = cuts.pop(100)
+    others = [asyncio.create_task(run(engine, tokens(seed, 9), **options)) for seed in range(5)]
+    await asyncio.sleep(0.02)
+    assert (await run(engine, tokens(1, 100), **options))[1] == alone
+    assert cuts[100] == cuts_alone
+    await asyncio.gather(*others)
+    await engine.stop()
