@@ -43,14 +43,14 @@ PAGE = REPOSITORY / "docs" / "benchmarks.md"
 LIMIT_SECONDS = 60 * 60
 MEASURES: dict[str, Measure] = {
     "load": measure_load,
-    "decode": measure_decode,
-    "transport": measure_transport,
-    "single": measure_single,
     "gaps": measure_gaps,
+    "single": measure_single,
+    "transport": measure_transport,
     "cancel": measure_cancel,
-    "leaving": measure_leaving,
-    "delivery": measure_delivery,
     "start": measure_start,
+    "delivery": measure_delivery,
+    "leaving": measure_leaving,
+    "decode": measure_decode,
     "stock": measure_stock,
 }
 
@@ -93,7 +93,8 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
                     failures[name] = repr(error)
     finally:
         arena.close()
-    rates = [rate for rate, _ in arena.calibrations] or [0.0]
+    rates = [record["loop_rate"] for record in arena.circumstances] or [0.0]
+    foreign = [record["foreign_cores"] or 0.0 for record in arena.circumstances] or [0.0]
     return {
         "quick": arguments.quick,
         "minutes": (time.monotonic() - began) / 60,
@@ -101,6 +102,7 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
         "machine": machine_facts(REPOSITORY),
         "peers": [MLX_LM, SMG_SERVICER],
         "calibration": {"median": statistics.median(rates), "slowest": min(rates), "fastest": max(rates)},
+        "foreign_cores": {"median": statistics.median(foreign), "most": max(foreign)},
         "failures": failures,
         "results": results,
     }

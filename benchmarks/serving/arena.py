@@ -8,29 +8,34 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from benchmarks.serving.calibration import load_average, loop_rate
+from benchmarks.serving.calibration import loop_rate
 from benchmarks.serving.contestants import (
     LOOPBACK,
     SETTLE_SECONDS,
     MlxLmServer,
     MlxStreamServer,
+    Server,
     SmgServer,
     Worker,
     free_port,
 )
 from benchmarks.serving.environments import REPOSITORY, python_path
 from benchmarks.serving.processes import Child
+from benchmarks.serving.quiet import ForeignWork, Quiet
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Awaitable, Callable
 
     from benchmarks.serving.contestants import Contestant
     from benchmarks.serving.environments import Workshop
     from benchmarks.serving.prompts import Prompts
 
+
+T = TypeVar("T")
+Someone = TypeVar("Someone", bound="Contestant")
 Blas = Literal["ours", "plain", "stock"]
 
 OURS = "mlx-stream"
@@ -38,6 +43,7 @@ IN_PROCESS = "engine in process"
 MLX_LM = "mlx_lm.server"
 SMG = "smg MLX servicer"
 STREAM_GENERATE = "stream_generate"
+ATTEMPTS, PATIENCE_SECONDS = 3, 1500.0
 WARM_UP_STREAMS, WARM_UP_TOKENS, PROMPT_TOKENS = 4, 4, 100
 
 
@@ -52,7 +58,8 @@ class Arena:
         self.quick = quick
         self.say = say
         self.workshop = workshop
-        self.calibrations: list[tuple[float, float]] = []
+        self.quiet = Quiet(0.0 if quick else PATIENCE_SECONDS)
+        self.circumstances: list[dict[str, Any]] = []
         self._model = model
         self._present: dict[str, Contestant] = {}
 
@@ -69,6 +76,13 @@ class Arena:
             await self.admit(makers[name]())
         return self._present[name]
 
+    async def server(self, name: str) -> Server:
+        """The contestant of that name, which has a network in between."""
+        contestant = await self.contestant(name)
+        if not isinstance(contestant, Server):
+            raise TypeError(f"{name} is not a server")
+        return contestant
+
     async def admit(self, contestant: Contestant, *, warm: bool = True) -> None:
         """Wait for a started contestant, warm it, and pause it."""
         self.say(f"starting {contestant.name}")
@@ -78,22 +92,34 @@ class Arena:
             await contestant.run(self.prompts.draw(WARM_UP_STREAMS, PROMPT_TOKENS), WARM_UP_TOKENS)
         contestant.child.pause()
 
-    @asynccontextmanager
-    async def turn(self, contestant: Contestant) -> AsyncIterator[dict[str, Any]]:
-        """Let one contestant run; gives a record that says how fast the machine was right before."""
-        record: dict[str, Any] = {
-            "contestant": contestant.name,
-            "loop_rate": loop_rate(),
-            "load_average": load_average(),
-        }
-        self.calibrations.append((record["loop_rate"], record["load_average"]))
-        contestant.child.require_running()
-        contestant.child.resume()
+    async def turn(self, contestant: Someone, action: Callable[[Someone], Awaitable[T]]) -> tuple[dict[str, Any], T]:
+        """Let one contestant run while nothing else does; gives a record of the circumstances, and what `action` gave.
+
+        When other processes took part of the machine it is done again, as long as there is patience; the attempt that
+        was disturbed least is kept.
+        """
+        attempts: list[tuple[dict[str, Any], T]] = []
+        for _ in range(ATTEMPTS):
+            await self.quiet.wait()
+            began = time.monotonic()
+            attempts.append(await self._attempt(contestant, action))
+            if not self.quiet.wants_another(attempts[-1][0]["foreign_cores"], time.monotonic() - began):
+                break
+        record, result = min(attempts, key=lambda attempt: attempt[0]["foreign_cores"] or 0.0)
+        self.circumstances.append(record)
+        return record, result
+
+    async def _attempt(self, one: Someone, action: Callable[[Someone], Awaitable[T]]) -> tuple[dict[str, Any], T]:
+        record: dict[str, Any] = {"contestant": one.name, "loop_rate": loop_rate()}
+        one.child.require_running()
+        one.child.resume()
         await asyncio.sleep(SETTLE_SECONDS)
         try:
-            yield record
+            foreign = ForeignWork(one.child.cpu_seconds)
+            result = await action(one)
+            return record | {"foreign_cores": foreign.cores()}, result
         finally:
-            contestant.child.pause()
+            one.child.pause()
 
     def dismiss(self, contestant: Contestant) -> None:
         """Stop one contestant for good."""

@@ -26,9 +26,17 @@ def loop_rate() -> float:
     return LOOP_ITERATIONS / best / 1e6
 
 
-def load_average() -> float:
-    """Running processes over the last minute, ours included."""
-    return os.getloadavg()[0]
+def busy_seconds() -> float | None:
+    """Processor time that the whole machine has spent so far; None where the system does not say."""
+    if sys.platform != "linux":
+        return None
+    user, nice, system, _, _, interrupts, soft_interrupts = _processor_times()
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
+
+
+def _processor_times() -> list[int]:
+    first_line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+    return [int(field) for field in first_line.split()[1:8]]
 
 
 def machine_facts(repository: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import random
 import time
 from bisect import bisect
 from contextlib import AsyncExitStack, aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from mlxstream import AsyncClient
 
 Note = tuple[float, str, str, int]
+Left = list[tuple[str, float]]
 
 OBSERVED = "mlx-stream, observed"
 NEIGHBOURS = 15
+NEIGHBOURS_SETTLE_SECONDS = 3.0
 IDLE_SHARE, IDLE_SECONDS, WATCH_SECONDS, WATCH_LIMIT_SECONDS = 0.05, 0.5, 0.05, 30.0
 SCENES = ("decoding alone", f"decoding beside {NEIGHBOURS}", f"prefilling {LONG_PROMPT_TOKENS} tokens")
 
@@ -33,26 +36,34 @@ async def measure_cancel(arena: Arena) -> list[dict[str, Any]]:
     file = arena.workshop.logs / "cancel-notes.jsonl"
     server = arena.new_observed(OBSERVED, str(file))
     await arena.admit(server)
-    cancels: dict[str, list[tuple[str, float]]] = {}
+    cancels: dict[str, tuple[dict[str, Any], Left]] = {}
     try:
-        async with arena.turn(server) as record, server.connected() as client:
-            cancels[SCENES[0]] = await leave_often(arena, client, 10 if arena.quick else 60, prompt_tokens=8)
-            neighbours = [asyncio.ensure_future(_keep_running(arena, client)) for _ in range(NEIGHBOURS)]
-            await asyncio.sleep(2.0 if arena.quick else 4.0)
-            cancels[SCENES[1]] = await leave_often(arena, client, 10 if arena.quick else 40, prompt_tokens=8)
-            for neighbour in neighbours:
-                neighbour.cancel()
-            await asyncio.gather(*neighbours, return_exceptions=True)
-            cancels[SCENES[2]] = await leave_often(
-                arena, client, 6 if arena.quick else 40, prompt_tokens=LONG_PROMPT_TOKENS
-            )
+        for scene in SCENES:
+            cancels[scene] = await arena.turn(server, partial(play, arena, scene))
     finally:
         arena.dismiss(server)
     notes = read_notes(file)
-    return [record | {"scene": scene, **account(notes, left)} for scene, left in cancels.items()]
+    return [record | {"scene": scene, **account(notes, left)} for scene, (record, left) in cancels.items()]
 
 
-async def leave_often(arena: Arena, client: AsyncClient, times: int, *, prompt_tokens: int) -> list[tuple[str, float]]:
+async def play(arena: Arena, scene: str, server: MlxStreamServer) -> Left:
+    """Leave many streams in one scene."""
+    async with server.connected() as client:
+        if scene == SCENES[2]:
+            return await leave_often(arena, client, 6 if arena.quick else 40, prompt_tokens=LONG_PROMPT_TOKENS)
+        if scene == SCENES[0]:
+            return await leave_often(arena, client, 10 if arena.quick else 60, prompt_tokens=8)
+        neighbours = [asyncio.ensure_future(_keep_running(arena, client)) for _ in range(NEIGHBOURS)]
+        await asyncio.sleep(NEIGHBOURS_SETTLE_SECONDS)
+        try:
+            return await leave_often(arena, client, 10 if arena.quick else 60, prompt_tokens=8)
+        finally:
+            for neighbour in neighbours:
+                neighbour.cancel()
+            await asyncio.gather(*neighbours, return_exceptions=True)
+
+
+async def leave_often(arena: Arena, client: AsyncClient, times: int, *, prompt_tokens: int) -> Left:
     """Start and cancel one stream after the other; gives (generation id, when cancel was called).
 
     A short prompt's stream is left after a few tokens; a long prompt's at a random time after it was admitted.
@@ -89,7 +100,7 @@ def read_notes(file: Path) -> list[Note]:
     return sorted((float(at), str(kind), str(name), int(number)) for at, kind, name, number in notes)
 
 
-def account(notes: list[Note], left: list[tuple[str, float]]) -> dict[str, Any]:
+def account(notes: list[Note], left: Left) -> dict[str, Any]:
     """Times from cancel to signal and to the free row, beside the step in hand when the signal was raised."""
     at = {(kind, name): time for time, kind, name, _ in notes}
     between_steps = sorted({time for time, kind, _, _ in notes if kind != "aborted"})
@@ -125,10 +136,9 @@ async def measure_leaving(arena: Arena) -> list[dict[str, Any]]:
     records = []
     for number in range(1 if arena.quick else 3):
         for name in (OURS, MLX_LM, SMG):
-            server = await arena.contestant(name)
+            server = await arena.server(name)
             for scene in (SCENES[0], SCENES[2]):
-                async with arena.turn(server) as record:
-                    spent = await leave_once(arena, server, prefilling=scene == SCENES[2])  # type: ignore[arg-type]
+                record, spent = await arena.turn(server, partial(leave_once, arena, scene == SCENES[2]))
                 records.append(record | {"round": number, "scene": scene, **spent})
                 arena.say(
                     f"{name:28s} {scene}: {spent['cpu_seconds']:.2f} s of processor time after the client left,"
@@ -137,7 +147,7 @@ async def measure_leaving(arena: Arena) -> list[dict[str, Any]]:
     return records
 
 
-async def leave_once(arena: Arena, server: Server, *, prefilling: bool) -> dict[str, float]:
+async def leave_once(arena: Arena, prefilling: bool, server: Server) -> dict[str, float]:
     """Leave one stream and watch the processor time until it stands still."""
     prompt = arena.prompts.draw(1, LONG_PROMPT_TOKENS if prefilling else PROMPT_TOKENS)[0]
     async with AsyncExitStack() as stack:

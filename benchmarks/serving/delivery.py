@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.arena import PROMPT_TOKENS, Arena
@@ -13,6 +14,7 @@ from benchmarks.serving.loads import NEW_TOKENS
 from benchmarks.serving.timeline import percentile
 
 if TYPE_CHECKING:
+    from benchmarks.serving.contestants import MlxStreamServer
     from mlxstream import AsyncClient
 
 STREAMS = 16
@@ -30,16 +32,21 @@ async def measure_delivery(arena: Arena) -> list[dict[str, Any]]:
     try:
         for number in range(1 if arena.quick else 4):
             for interval, setting in INTERVALS.items():
-                async with arena.turn(server) as record, server.connected() as client:
-                    server.child.tell(setting)
-                    prompts = arena.prompts.draw(STREAMS, PROMPT_TOKENS)
-                    parts = await asyncio.gather(*(receive(client, prompt) for prompt in prompts))
-                merged = {key: at for part in parts for key, at in part.items()}
-                received.append((record | {"round": number, "interval": interval, "streams": STREAMS}, merged))
+                record, arrivals = await arena.turn(server, partial(receive_all, arena, setting))
+                received.append((record | {"round": number, "interval": interval, "streams": STREAMS}, arrivals))
     finally:
         arena.dismiss(server)
     sent = {(name, index): at for at, kind, name, index in read_notes(file) if kind == "token"}
     return [record | account(sent, arrivals) for record, arrivals in received]
+
+
+async def receive_all(arena: Arena, setting: signal.Signals, server: MlxStreamServer) -> Received:
+    """Run all streams under one setting."""
+    server.child.tell(setting)
+    async with server.connected() as client:
+        prompts = arena.prompts.draw(STREAMS, PROMPT_TOKENS)
+        parts = await asyncio.gather(*(receive(client, prompt) for prompt in prompts))
+    return {key: at for part in parts for key, at in part.items()}
 
 
 async def receive(client: AsyncClient, prompt: str) -> Received:

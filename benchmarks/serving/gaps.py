@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.arena import MLX_LM, OURS, PROMPT_TOKENS, SMG, Arena
@@ -27,11 +28,11 @@ async def measure_gaps(arena: Arena) -> list[dict[str, Any]]:
     await arena.admit(small_steps)
     records = []
     try:
-        contestants = [await arena.contestant(name) for name in (OURS, MLX_LM, SMG)] + [small_steps]
+        contestants = [*[await arena.server(name) for name in (OURS, MLX_LM, SMG)], small_steps]
         for number in range(1 if arena.quick else 3):
             for contestant in contestants:
-                async with arena.turn(contestant) as record:
-                    record |= {"round": number, **await watch_one_stream(arena, contestant)}  # type: ignore[arg-type]
+                record, watched = await arena.turn(contestant, partial(watch_one_stream, arena))
+                record |= {"round": number, **watched}
                 records.append(record)
                 arena.say(
                     f"{contestant.name:32s} gap {1000 * record['median_gap_seconds']:.0f} ms alone, while loading"

@@ -6,6 +6,7 @@ process, `single` one stream against mlx-lm's own loop, and `stock` the peer as 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.arena import IN_PROCESS, MLX_LM, OURS, PROMPT_TOKENS, SMG, STREAM_GENERATE, Arena
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.serving.contestants import Contestant
+    from benchmarks.serving.prompts import Prompts
+    from benchmarks.serving.timeline import Timeline
 
 Records = list[dict[str, Any]]
 
@@ -78,9 +81,8 @@ async def in_turns(
         for streams, prompt_tokens, new_tokens in loads:
             first = number % len(contestants)
             for contestant in [*contestants[first:], *contestants[:first]]:
-                prompts = arena.prompts.draw(streams, prompt_tokens)
-                async with arena.turn(contestant) as record:
-                    timelines = await contestant.run(prompts, new_tokens)
+                send = partial(send_load, arena.prompts, streams, prompt_tokens, new_tokens)
+                record, timelines = await arena.turn(contestant, send)
                 record |= {"round": number, "streams": streams, **summarize_load(timelines)}
                 records.append(record)
                 arena.say(
@@ -88,3 +90,10 @@ async def in_turns(
                     f" {record['end_to_end_tps']:7.1f} tok/s  first token {record['first_token_seconds']:.2f} s"
                 )
     return records
+
+
+async def send_load(
+    prompts: Prompts, streams: int, prompt_tokens: int, new_tokens: int, contestant: Contestant
+) -> list[Timeline]:
+    """Send fresh prompts all at once: a load that is done again must not find its prompts in a cache."""
+    return await contestant.run(prompts.draw(streams, prompt_tokens), new_tokens)

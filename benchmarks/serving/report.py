@@ -54,10 +54,11 @@ def markdown(document: dict[str, Any], plot: str) -> str:
 
 def summary_line(document: dict[str, Any]) -> str:
     """How steady the machine was."""
-    facts = document["calibration"]
+    facts, foreign = document["calibration"], document["foreign_cores"]
     return (
         f"A fixed loop beside each measurement ran at {facts['median']:.1f} M iterations/s"
-        f" ({facts['slowest']:.1f} to {facts['fastest']:.1f}); the run took {document['minutes']:.0f} minutes."
+        f" ({facts['slowest']:.1f} to {facts['fastest']:.1f}); other processes kept {foreign['median']:.2f} cores busy"
+        f" (at most {foreign['most']:.2f}); the run took {document['minutes']:.0f} minutes."
     )
 
 

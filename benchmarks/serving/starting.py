@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.serving.arena import MLX_LM, OURS, SMG, Arena
 from benchmarks.serving.contestants import POLL_SECONDS, START_SECONDS, MlxStreamServer
+from benchmarks.serving.quiet import ForeignWork
 from benchmarks.serving.timeline import median
 
 if TYPE_CHECKING:
@@ -29,13 +30,16 @@ async def measure_start(arena: Arena) -> list[dict[str, Any]]:
     rounds = 1 if arena.quick else 5
     for number in range(-1, rounds):  # the first round fills the caches
         for name, make in makers.items():
+            await arena.quiet.wait()
             server = make()
             try:
+                foreign = ForeignWork(server.child.cpu_seconds)
                 seconds = await start_once(server)
+                circumstances = {"foreign_cores": foreign.cores()}
             finally:
                 server.child.stop()
             if number >= 0:
-                records.append({"contestant": name, "round": number, **seconds})
+                records.append({"contestant": name, "round": number, **circumstances, **seconds})
     for name in makers:
         first = median([record["first_answer_seconds"] for record in records if record["contestant"] == name])
         arena.say(f"{name:28s} first answer {first:.2f} s after its start")
