@@ -64,6 +64,7 @@ def test_a_key_of_a_later_build_or_a_slip_is_refused_by_name(
         ("max_rows", "many"),
         ("max_queue", 0),
         ("prefill_step_tokens", 0),
+        ("row_tile_tokens", 0),
         ("device", "tpu"),
         ("dtype", "int4"),
         ("log_level", "loud"),
@@ -136,5 +137,6 @@ def test_auto_leaves_the_choice_to_the_engine() -> None:
 
 
 def test_every_engine_setting_is_ours_to_set() -> None:
-    engine = load_settings({"model": "m"}, None).engine_settings()
+    engine = load_settings({"model": "m", "row_tile_tokens": 8}, None).engine_settings()
+    assert engine.row_tile_tokens == 8
     assert set(type(engine).__slots__) <= set(ServerSettings.model_fields)
