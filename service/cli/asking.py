@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
 
-from mlxstream import Client, MlxStreamError, UnavailableError
+from mlxstream import Client, InvalidRequestError, LocalReason, MlxStreamError
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS
+from service.cli.terminal import tokens
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED: Final = 130
+COMMAND_NAME: Final = "mlx-stream"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Ranges are the server's to check: it knows the model, and names the field.
+# Ranges are the server's to check: it knows the model, and names the field. Here stands what no message can carry.
 _CONNECTION_FLAGS = (
     click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
     click.option("--model", default="", help="Name of the model. Default: the served one."),
-    click.option("--timeout", "timeout_seconds", type=float, default=DEFAULT_TIMEOUT_SECONDS, show_default=True,
-                 metavar="SECONDS", help="Longest time for one answer."),
+    click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+                 default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Longest time for one answer."),
 )  # fmt: skip
 _OPTION_FLAGS = (
-    click.option("--max-tokens", type=int, help="Most tokens to generate. Default 512."),
+    click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate. Default 512."),
     click.option("--temperature", type=float, help="0 always takes the likeliest token. Default: the model's, else 0."),
     click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability mass."),
-    click.option("--top-k", type=int, help="Keep this many of the likeliest tokens."),
+    click.option("--top-k", type=click.IntRange(min=0), help="Keep this many of the likeliest tokens."),
     click.option("--min-p", type=float, help="Keep tokens at least this probable relative to the likeliest."),
-    click.option("--seed", type=int, help="Makes sampling repeatable."),
+    click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Makes sampling repeatable."),
     click.option("--stop", "stop_sequences", multiple=True, metavar="TEXT", help="End before this text; repeatable."),
 )
 
@@ -58,10 +63,19 @@ class Failure(click.ClickException):
     """Ends a command with one line on standard error, and status 1."""
 
 
+class Refused(Failure):
+    """The request can never succeed as it stands: wrong usage, found by the server."""
+
+    exit_code = 2
+
+
 class Unreachable(Failure):
-    """Nobody answers at the target; scripts can tell it by its status."""
+    """No server is there to answer; scripts can tell it by its status."""
 
     exit_code = 69
+
+
+_AWAY: Final = (LocalReason.UNREACHABLE, LocalReason.UNRESOLVABLE_TARGET, LocalReason.CONNECTION_LOST)
 
 
 @contextmanager
@@ -75,22 +89,45 @@ def connected(target: str, timeout_seconds: float) -> Iterator[Client]:
         with Client(target, timeout_seconds=timeout_seconds) as client:
             yield client
     except MlxStreamError as error:
-        raise (Unreachable if is_unreachable(error) else Failure)(explained(error, target)) from error
+        raise _failure_of(error)(explained(error)) from error
     except UnicodeError:
         raise Failure("the text is not valid UTF-8") from None
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
 
-def is_unreachable(error: MlxStreamError) -> bool:
-    """Whether nobody answered; a server that refuses work gives a reason."""
-    return isinstance(error, UnavailableError) and not error.reason
+def _failure_of(error: MlxStreamError) -> type[Failure]:
+    if is_away(error):
+        return Unreachable
+    return Refused if isinstance(error, InvalidRequestError) else Failure
 
 
-def explained(error: MlxStreamError, target: str) -> str:
+def is_away(error: MlxStreamError) -> bool:
+    """Whether no server is there, or no longer."""
+    return error.reason in _AWAY
+
+
+def explained(error: MlxStreamError) -> str:
     """One line that says what went wrong, and what helps."""
-    if is_unreachable(error):
-        return f"no server answers at {target}; start one with `mlx-stream serve --model smollm2-135m`"
+    if error.reason == LocalReason.UNREACHABLE:
+        return f"{error.message}; start one with `{command_as_invoked()} serve --model smollm2-135m`"
+    if error.reason == LocalReason.UNRESOLVABLE_TARGET:
+        return f"{error.message}; --target takes HOST:PORT or unix:PATH"
+    if error.reason == LocalReason.CONNECTION_LOST:
+        generated_tokens = int(error.metadata["generated_tokens"])
+        when = f"after {tokens(generated_tokens)}" if generated_tokens else "before it answered"
+        return f"the server at {error.metadata['target']} went away {when}"
+    if error.reason == LocalReason.DEADLINE:
+        generated_tokens = int(error.metadata["generated_tokens"])
+        return f"stopped after {error.metadata['timeout_seconds']} s (--timeout), {tokens(generated_tokens)}"
     if error.retry_after_seconds is not None:
         return f"{error.message} (try again in {error.retry_after_seconds:g} s)"
     return error.message
+
+
+def command_as_invoked() -> str:
+    """What the user typed to reach us, so that a hint can be copied."""
+    invoked = Path(sys.argv[0])
+    if invoked.name != COMMAND_NAME:
+        return f"{sys.executable} -m service.cli" if invoked.name == "__main__.py" else COMMAND_NAME
+    return COMMAND_NAME if shutil.which(COMMAND_NAME) == str(invoked) else str(invoked)

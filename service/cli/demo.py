@@ -46,14 +46,16 @@ def demo(prompt: str, model: str) -> None:
 def serving(model: str, console: Console) -> Iterator[str]:
     """Run `mlx-stream serve` as a child, and give its address once it is ready. It is stopped at the end, always.
 
+    Its standard input is the tether: were this process killed, that pipe would close and end the server.
+
     Raises:
         Failure: It ended before it was ready; it has said why.
     """
     flags = ["--model", model, "--listen", "127.0.0.1:0", "--log-level", "warning"]
     server = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "serve", *flags],
+        [sys.executable, "-m", "service.cli.tethered", "serve", *flags],
         stdout=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         text=True,
     )
     try:
@@ -80,8 +82,9 @@ def _stop(server: subprocess.Popen[str]) -> None:
         server.kill()
         server.wait()
     finally:
-        if server.stdout is not None:
-            server.stdout.close()
+        for pipe in (server.stdin, server.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -35,7 +35,7 @@ def generate(
     """Stream the answer to PROMPT. Without PROMPT, or with -, it is read from standard input.
 
     The text goes to standard output, statistics go to standard error. Ctrl-C cancels the generation.
-    Exit status: 0 finished, 1 failed, 2 wrong usage, 69 no server, 130 cancelled.
+    Exit status: 0 finished, 1 failed, 2 wrong usage or refused, 69 no server, 130 cancelled.
     """
     if system is not None and chat is False:
         raise click.UsageError("--system needs the chat template; leave out --raw")
@@ -65,5 +65,7 @@ def _prompt(client: Client, text: str, *, chat: bool | None, system: str | None,
         chat = client.model(model).has_chat_template
     if not chat:
         return text
+    if not text.strip():
+        raise click.UsageError("the prompt is empty")
     turns = [{"role": "user", "content": text}]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from engine.contracts.errors import EngineError
 from engine.execution import catalogue
+from service.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,37 +51,45 @@ def list_() -> None:
 
 
 def pull_with_bar(reference: str) -> ModelLocation:
-    """Fetch `reference` unless it is here, with a progress bar on standard error while bytes move.
+    """Fetch `reference` unless it is here, with its progress on standard error while bytes move.
 
     Raises:
         EngineError: it cannot be fetched; the message is one clear line.
     """
     console = Console(stderr=True)
-    with Progress(
-        TextColumn(reference, markup=False),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        return catalogue.pull(reference, _shown_on(bar))
+    with ProgressLine(console) as line:
+        return catalogue.pull(reference, _shown_on(line, console, reference))
 
 
-def _shown_on(bar: Progress) -> Callable[[PullProgress], None]:
-    """A task for each stage, begun when the stage first reports."""
-    tasks = {stage: bar.add_task(label, start=False, visible=False, total=None) for stage, label in _STAGES.items()}
+def _shown_on(line: ProgressLine, console: Console, reference: str) -> Callable[[PullProgress], None]:
+    """Renews the line at each report; where nobody looks on, one sentence tells each stage."""
+    began: dict[Stage, float] = {}
 
     def show(progress: PullProgress) -> None:
-        task = tasks[progress.stage]
-        bar.start_task(task)
-        bar.update(task, completed=progress.done_bytes, total=progress.total_bytes or None, visible=True)
+        if progress.stage not in began:
+            began[progress.stage] = time.monotonic()
+            if not console.is_terminal:
+                size = f" ({_megabytes(progress.total_bytes)})" if progress.stage == "downloading" else ""
+                console.print(f"{reference}: {_STAGES[progress.stage]}{size}", markup=False, highlight=False)
+        share = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+        seconds = time.monotonic() - began[progress.stage]
+        line.show(f"{reference}: {_STAGES[progress.stage]}", share, _amount(progress, seconds))
 
     return show
 
 
+def _amount(progress: PullProgress, seconds: float) -> str:
+    if not progress.total_bytes:
+        return ""
+    amount = f"{progress.done_bytes / 1e6:.0f}/{_megabytes(progress.total_bytes)}"
+    speed = f", {_megabytes(progress.done_bytes / seconds)}/s"
+    return amount + (speed if progress.stage == "downloading" and seconds > 1 else "")
+
+
+def _megabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e6:.0f} MB"
+
+
 def _row(entry: CatalogueEntry) -> tuple[str, str, str, str, str]:
     here = "yes" if entry.path is not None else "no"
-    return entry.name, f"{entry.size_bytes / 1e6:.0f} MB", here, entry.license, entry.summary
+    return entry.name, _megabytes(entry.size_bytes), here, entry.license, entry.summary

@@ -15,10 +15,10 @@ from typing import TextIO
 
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from mlxstream import FinishReason, TextStream
 from mlxstream.v1.event_pb2 import Heartbeat
+from service.cli.progress import ProgressLine
 
 # How often the server reports on a prompt that is still being read.
 PROGRESS_DELIVERY = {"heartbeat_interval": 0.25}
@@ -36,11 +36,15 @@ class Answer:
 
 
 class Terminal:
-    """Where an answer goes: `output` takes its text, `console` the progress and the notes."""
+    """Where an answer goes: `output` takes its text, `console` the progress and the notes.
 
-    def __init__(self, output: TextIO, console: Console) -> None:
+    `spaced` sets the answer off by blank lines, for a person who reads one after the other.
+    """
+
+    def __init__(self, output: TextIO, console: Console, *, spaced: bool = False) -> None:
         self._output = output
         self._console = console
+        self._spaced = spaced
         self._pieces: list[str] = []
         self._prefill = Heartbeat()
 
@@ -52,6 +56,7 @@ class Terminal:
         """
         self._pieces, self._prefill = [], Heartbeat()
         began, interrupted = time.monotonic(), False
+        self._space()
         try:
             with stream:
                 self._follow(stream)
@@ -60,6 +65,7 @@ class Terminal:
         finally:
             self._end_line()
         self.note(self._cancellation(stream, time.monotonic() - began) if interrupted else account(stream))
+        self._space()
         return Answer(text="".join(self._pieces), interrupted=interrupted)
 
     def note(self, text: str) -> None:
@@ -67,21 +73,16 @@ class Terminal:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
     def _follow(self, stream: TextStream) -> None:
-        with self._progress() as progress:
-            task = progress.add_task("reading the prompt", visible=False)
+        with ProgressLine(self._console) as line:
             for response in stream.events():
                 event = response.WhichOneof("event")
                 if event == "heartbeat" and not self._pieces:
                     self._prefill = response.heartbeat
-                    done, total = response.heartbeat.prefilled_tokens, response.heartbeat.prompt_tokens
-                    progress.update(task, completed=done, total=total, visible=True)
+                    done, total = self._prefill.prefilled_tokens, self._prefill.prompt_tokens
+                    line.show("reading the prompt", done / max(total, 1), f"{done}/{total} tokens")
                 elif event == "chunk":
-                    progress.stop()
+                    line.clear()
                     self._write(response.chunk.text)
-
-    def _progress(self) -> Progress:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"))
-        return Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
 
     def _write(self, text: str) -> None:
         self._pieces.append(text)
@@ -90,6 +91,13 @@ class Terminal:
 
     def _end_line(self) -> None:
         if any(self._pieces) and not "".join(self._pieces[-1:]).endswith("\n"):
+            self._output.write("\n")
+            self._output.flush()
+        if self._pieces:
+            self._space()
+
+    def _space(self) -> None:
+        if self._spaced:
             self._output.write("\n")
             self._output.flush()
 

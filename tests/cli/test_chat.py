@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
+import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from mlxstream.v1.generation_pb2 import GenerateRequest
@@ -81,3 +84,50 @@ def test_a_server_that_is_not_there_ends_the_chat(run: Run) -> None:
     result = run("chat", "--target", "127.0.0.1:1", stdin="one\n")
     assert (result.exit_code, result.stdout) == (69, "")
     assert "no server answers" in result.stderr
+
+
+def test_a_server_that_went_away_leaves_the_conversation_to_be_gone_on_with(run: Run, server: ThreadedServer) -> None:
+    async def go_away_once(request: GenerateRequest, context: Context) -> None:
+        if len(server.scripted.generations.requests) == 2:
+            events = Events(context)
+            await events.start()
+            await events.text("half ")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        await answer("whole")(request, context)
+
+    server.scripted.generations.behaviour = go_away_once
+    result = run("chat", stdin="one\ntwo\n/retry\n/retry\n")
+    assert (result.exit_code, result.stdout) == (0, "whole\nhalf \nwhole\n")
+    assert "went away after 1 token. The conversation is kept; /retry asks again" in result.stderr
+    assert "every question has its answer" in result.stderr
+    assert turns(server.scripted.generations.requests[-1]) == [("user", "one"), ("assistant", "whole"), ("user", "two")]
+
+
+def test_a_server_that_is_gone_does_not_end_a_chat_that_has_begun(
+    run: Run, server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_before_the_second(_prompt: str, lines: Iterator[str] = iter(["one", "two", "three"])) -> str:  # noqa: B008
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        if line == "two":
+            server.close()
+        return line
+
+    monkeypatch.setattr("builtins.input", leave_before_the_second)
+    result = run("chat")
+    assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
+    assert result.stderr.count("The conversation is kept; /retry asks again") == 2
+
+
+def test_pressing_ctrl_c_at_the_prompt_tells_once_how_to_leave(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    presses = iter([KeyboardInterrupt, KeyboardInterrupt, KeyboardInterrupt, EOFError])
+
+    def press(_prompt: str) -> str:
+        raise next(presses)
+
+    monkeypatch.setattr("builtins.input", press)
+    result = run("chat")
+    assert result.exit_code == 0
+    assert result.stderr.count("Ctrl-D or /exit leaves") == 1
+    assert result.stderr.count("/reset forgets") == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import click.testing
 
 from service.cli.main import main
+from tests.clients.python.scripted_server import ThreadedServer, endless
 
 DEMO = [sys.executable, "-m", "service.cli", "demo"]
 
@@ -54,6 +55,37 @@ def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> No
         demo.stderr.read()
     assert demo.returncode == 143
     assert has_ended(target)
+
+
+def test_a_demo_that_is_killed_takes_its_server_along(demo_model_path: Path) -> None:
+    demo = subprocess.Popen(
+        [*DEMO, "Write a very long story."],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert demo.stderr is not None
+    with demo:
+        target = next(match.group(1) for line in demo.stderr if (match := re.search(r"serving \S+ on (\S+);", line)))
+        demo.kill()
+        demo.stderr.read()  # ends when the server, which shares it, has ended too
+    assert demo.returncode == -signal.SIGKILL
+    assert has_ended(target)
+
+
+def test_a_tethered_command_ends_when_its_standard_input_closes(server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = endless
+    command = [sys.executable, "-m", "service.cli.tethered", "generate", "hi", "--target", server.scripted.target]
+    tethered = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+    )
+    assert tethered.stdin is not None
+    assert tethered.stdout is not None
+    with tethered:
+        assert tethered.stdout.read(10) == b"more more "
+        tethered.stdin.close()
+    assert tethered.returncode == -signal.SIGTERM
 
 
 def test_a_model_that_is_nowhere_is_one_clear_line() -> None:

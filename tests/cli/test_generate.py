@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,6 +17,7 @@ from google.rpc.error_details_pb2 import ErrorInfo
 
 from mlxstream.v1.generation_pb2 import GenerateRequest
 from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH
+from service.cli.asking import command_as_invoked
 from tests.cli.conftest import Run, interrupt_soon
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
 
@@ -107,9 +110,79 @@ def test_interrupting_a_long_prompt_says_how_much_was_read(run: Run, server: Thr
 def test_nobody_at_the_target_is_one_clear_line_and_a_status_of_its_own(run: Run) -> None:
     result = run("generate", "hi", "--target", "127.0.0.1:1")
     assert (result.exit_code, result.stdout) == (69, "")
-    assert result.stderr.strip().splitlines() == [
-        "Error: no server answers at 127.0.0.1:1; start one with `mlx-stream serve --model smollm2-135m`"
-    ]
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("Error: no server answers at 127.0.0.1:1 (")
+    assert line.endswith("serve --model smollm2-135m`")
+
+
+@pytest.mark.parametrize("target", ["localhost", "http://localhost:50051", "localhost:99999", ""])
+def test_a_target_that_is_none_is_wrong_usage(target: str, run: Run) -> None:
+    result = run("generate", "hi", "--target", target)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"the target must be HOST:PORT or unix:PATH, not {target!r}" in result.stderr
+
+
+def test_a_target_that_leads_nowhere_is_told_from_a_server_that_does_not_answer(run: Run) -> None:
+    result = run("generate", "hi", "--target", "dns:///localhost:port")
+    assert (result.exit_code, result.stdout) == (69, "")
+    assert result.stderr == (
+        "Error: the target dns:///localhost:port leads to no address; --target takes HOST:PORT or unix:PATH\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (".venv/bin/mlx-stream", ".venv/bin/mlx-stream"),
+        ("/elsewhere/mlx-stream", "/elsewhere/mlx-stream"),
+        ("/somewhere/service/cli/__main__.py", f"{sys.executable} -m service.cli"),
+        ("/somewhere/pytest", "mlx-stream"),
+    ],
+)
+def test_a_hint_names_the_command_as_it_was_typed(typed: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [typed])
+    assert command_as_invoked() == hint
+
+
+def test_a_hint_names_the_bare_command_where_the_shell_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = tmp_path / "mlx-stream"
+    command.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(command)])
+    assert command_as_invoked() == "mlx-stream"
+
+
+def test_a_passed_deadline_says_how_far_it_had_come(run: Run, server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = endless
+    result = run("generate", "hi", "--timeout", "0.4")
+    assert result.exit_code == 1
+    found = re.fullmatch(r"Error: stopped after 0\.4 s \(--timeout\), (\d+) tokens?\n", result.stderr)
+    assert found is not None
+    assert int(found.group(1)) == result.stdout.count("more ")
+
+
+@pytest.mark.parametrize("flags", [("--timeout", "0"), ("--timeout", "nan"), ("--max-tokens", "0"), ("--top-k", "-1")])
+def test_numbers_that_no_message_can_carry_are_wrong_usage(flags: tuple[str, str], run: Run) -> None:
+    assert run("generate", "hi", *flags).exit_code == 2
+
+
+def test_what_the_server_finds_wrong_is_wrong_usage_too(run: Run, server: ThreadedServer) -> None:
+    async def refuse(_request: GenerateRequest, context: Context) -> None:
+        info = ErrorInfo(reason="INVALID_REQUEST")
+        await abort(context, grpc.StatusCode.INVALID_ARGUMENT, "options.top_p: must be at most 1", info)
+
+    server.scripted.generations.behaviour = refuse
+    result = run("generate", "hi", "--top-p", "2")
+    assert (result.exit_code, result.stderr) == (2, "Error: options.top_p: must be at most 1\n")
+
+
+@pytest.mark.parametrize(("arguments", "stdin"), [((), ""), ((), "\n"), (("",), None), (("--system", "x", " "), None)])
+def test_an_empty_prompt_is_no_chat(arguments: tuple[str, ...], stdin: str | None, run: Run) -> None:
+    result = run("generate", *arguments, stdin=stdin)
+    assert result.exit_code == 2
+    assert "Error: the prompt is empty" in result.stderr
 
 
 def test_a_refusal_is_the_servers_own_message(run: Run, server: ThreadedServer) -> None:
@@ -121,10 +194,11 @@ def test_a_refusal_is_the_servers_own_message(run: Run, server: ThreadedServer) 
     assert (result.exit_code, result.stderr) == (1, "Error: the engine is loading\n")
 
 
-def test_an_option_that_does_not_fit_is_wrong_usage(run: Run) -> None:
-    result = run("generate", "--max-tokens", "-1", "hi")
+@pytest.mark.parametrize("count", ["-3", "0"])
+def test_an_option_that_does_not_fit_is_wrong_usage(count: str, run: Run) -> None:
+    result = run("generate", "--max-tokens", count, "hi")
     assert result.exit_code == 2
-    assert "max_tokens" in result.stderr
+    assert f"Invalid value for '--max-tokens': {count} is not in the range x>=1." in result.stderr
 
 
 def on_a_terminal(*arguments: str) -> str:

@@ -52,6 +52,15 @@ def test_the_progress_of_a_long_prompt_is_shown_until_the_text_begins(server: Th
     assert "900/900" not in shown.getvalue()
 
 
+def test_an_answer_can_be_set_off_by_blank_lines(server: ThreadedServer) -> None:
+    output, shown = io.StringIO(), io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=200)
+    with mlxstream.Client(server.scripted.target) as client:
+        Terminal(output, console, spaced=True).show(client.stream("x"))
+    assert output.getvalue() == "\nHello, world\n\n\n"  # the last blank line follows the account, on the console
+    assert shown.getvalue().startswith("\x1b[2m3 tokens at 5.0/s")
+
+
 def test_the_help_page_imports_no_command() -> None:
     code = "import sys, service.cli.main; sys.exit(any(name in sys.modules for name in ('grpc', 'rich', 'mlx')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -39,6 +39,8 @@ async def test_text_becomes_ids_and_ids_become_text(client: mlxstream.AsyncClien
     ids = await client.tokenize("ab")
     assert ids == [97, 98]
     assert await client.detokenize(ids) == "ab"
+    with pytest.raises(TypeError, match="argument 'ids': takes a list"):
+        await client.detokenize(b"ab")
 
 
 async def test_a_conversation_is_rendered(client: mlxstream.AsyncClient) -> None:
@@ -70,5 +72,6 @@ async def test_waiting_for_readiness_ends_when_the_server_becomes_ready(
 
 async def test_waiting_for_readiness_gives_up_in_time() -> None:
     async with mlxstream.AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(mlxstream.UnavailableError, match="was not ready within"):
+        with pytest.raises(mlxstream.UnavailableError, match="was not ready within") as caught:
             await client.wait_ready(timeout_seconds=0.2)
+    assert caught.value.reason == mlxstream.LocalReason.NOT_READY

@@ -49,6 +49,40 @@ def test_a_conversation_takes_its_settings_along() -> None:
 
 
 @pytest.mark.parametrize(
+    "prompt", [None, 5, b"bytes", {1, 2}, [5, {"role": "user", "content": "x"}], {"messages": "x"}]
+)
+def test_a_prompt_of_another_type_is_a_type_error_that_says_what_one_is(prompt: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"^(a prompt is text, a list of|a message is a mapping|the messages .* a list)"
+    ):
+        request_for(prompt)
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"role": "user", "contents": "x"}, "unknown key 'contents' in a message; did you mean 'content'?"),
+        ({"role": "user", "content": "x", "zzz": 1}, "unknown key 'zzz' in a message"),
+        ({"role": "user"}, "a message lacks its 'content'"),
+        ({"content": "x"}, "a message lacks its 'role'"),
+        ({"role": "user", "content": 5}, "the content of a message is text, image bytes, or a list of both, not int"),
+        (
+            {"role": "user", "content": {"text": "x"}},
+            "the content of a message is text, image bytes, or a list of both, not dict",
+        ),
+        (
+            {"role": "user", "content": None},
+            "the content of a message is text, image bytes, or a list of both, not None",
+        ),
+    ],
+)
+def test_a_bad_message_names_the_wrong_key_alone(message: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        request_for([message])
+    assert str(caught.value) == complaint
+
+
+@pytest.mark.parametrize(
     ("prompt", "error"),
     [(["a"], TypeError), ([-1], ValueError), ([2**32], ValueError), ([{"role": "user"}], TypeError)],
 )
@@ -77,6 +111,23 @@ def test_a_value_that_does_not_fit_is_refused_with_its_name() -> None:
         options_of(max_tokens=-1)
     with pytest.raises(TypeError, match="option 'temperature'"):
         options_of(temperature="hot")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"stop_sequences": "END"}, "option 'stop_sequences': takes a list, such as ['END'], not str"),
+        ({"stop_sequences": b"END"}, "option 'stop_sequences': takes a list, such as [b'END'], not bytes"),
+        ({"eos_token_ids": 2}, "option 'eos_token_ids': takes a list, such as [2], not int"),
+        ({"eos_token_ids": b"\x02"}, "option 'eos_token_ids': takes a list, such as [b'\\x02'], not bytes"),
+        ({"choice": "yes"}, "option 'choice': takes a list, such as ['yes'], not str"),
+        ({"adapters": "formal"}, "option 'adapters': takes a list, such as ['formal'], not str"),
+    ],
+)
+def test_a_single_value_is_never_taken_apart_into_a_list(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        options_of(**options)
+    assert str(caught.value) == complaint
 
 
 def test_no_options_leave_the_message_unset() -> None:

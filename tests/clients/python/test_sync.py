@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 import subprocess
@@ -109,6 +110,24 @@ def test_every_call_waits_for_its_result(
     call: Callable[[mlxstream.Client], object], expected: object, client: mlxstream.Client
 ) -> None:
     assert call(client) == expected
+
+
+@pytest.mark.parametrize(
+    ("plain", "asynchronous"),
+    [(mlxstream.Client, mlxstream.AsyncClient), (mlxstream.TextStream, mlxstream.AsyncTextStream)],
+)
+def test_help_is_as_good_here_as_on_the_asynchronous_side(plain: type, asynchronous: type) -> None:
+    names = [name for name in vars(asynchronous) if not name.startswith("_")]
+    assert names == [name for name in vars(plain) if not name.startswith("_")]
+    for name in set(names) - {"close", "cancel"}:  # these end more, and from more places
+        assert inspect.getdoc(getattr(plain, name)) == inspect.getdoc(getattr(asynchronous, name))
+    assert "See `" not in "".join(inspect.getdoc(getattr(plain, name)) or "" for name in names)
+
+
+def test_a_stream_shows_how_far_it_is(client: mlxstream.Client) -> None:
+    stream = client.stream("hi")
+    assert list(stream) == ["Hello", ", ", "world"]
+    assert repr(stream) == "<TextStream: stop, 3 generated tokens>"
 
 
 def test_one_client_serves_many_threads(client: mlxstream.Client) -> None:

@@ -30,12 +30,18 @@ def test_the_list_shows_names_sizes_and_what_is_here(monkeypatch, tmp_path):
 def test_a_pull_says_where_the_model_is_and_keeps_its_progress_off_standard_output(monkeypatch, tmp_path):
     def pull(reference, progress):
         for stage in ("waiting", "downloading", "unpacking"):
-            progress(PullProgress(stage=stage, done_bytes=1, total_bytes=2))
+            progress(PullProgress(stage=stage, done_bytes=1, total_bytes=98_000_000))
+            progress(PullProgress(stage=stage, done_bytes=2, total_bytes=98_000_000))
         return ModelLocation(name=reference, path=tmp_path / "tiny.gguf")
 
     monkeypatch.setattr(catalogue, "pull", pull)
     result = run("pull", "tiny")
     assert result.stdout == f"tiny is in {tmp_path / 'tiny.gguf'}\n"
+    assert result.stderr.splitlines() == [
+        "tiny: waiting for another pull",
+        "tiny: downloading (98 MB)",
+        "tiny: unpacking and checking",
+    ]
     assert result.exit_code == 0
 
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from mlxstream.errors import GenerationCancelledError, UnavailableError, error_of
-from mlxstream.requests import Messages, Prompt, chat_prompt, generation_request
+from mlxstream.connection import Connection, checked_target, checked_timeout, connect
+from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, UnavailableError
+from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
+from mlxstream.requests import Messages, Prompt, chat_prompt, filled, generation_request
 from mlxstream.results import FinishReason, Generation
 from mlxstream.stream import AsyncTextStream, Call
 from mlxstream.v1.delivery_pb2 import DeliveryOptions
 from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest
-from mlxstream.v1.generation_pb2_grpc import GenerationServiceStub
 from mlxstream.v1.model_pb2 import (
     DetokenizeRequest,
     GetModelRequest,
@@ -31,78 +29,15 @@ from mlxstream.v1.model_pb2 import (
     RenderChatResponse,
     TokenizeRequest,
 )
-from mlxstream.v1.model_pb2_grpc import ModelServiceStub
-
-if TYPE_CHECKING:  # names that exist for type checkers alone
-    from mlxstream.v1.generation_pb2_grpc import GenerationServiceAsyncStub
-    from mlxstream.v1.model_pb2_grpc import ModelServiceAsyncStub
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_SECONDS = 600.0
-MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 READINESS_SERVICE = "mlxstream.v1.GenerationService"
 READINESS_PAUSE_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 10.0
 
-# A call is tried again only while the server has not taken it up: once the first event came, never.
-SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [{"service": "mlxstream.v1.GenerationService"}, {"service": "mlxstream.v1.ModelService"}],
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
-}
-# Pings every 30 s are what the server expects; 20 s for the answer survive a busy machine.
-CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-)
-LOOPBACK_PREFIXES = ("127.", "localhost:", "[::1]:", "unix:")
-
 Request = TypeVar("Request")
 Response = TypeVar("Response")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A channel and its stubs, bound to the event loop on which they were made."""
-
-    loop: asyncio.AbstractEventLoop
-    channel: grpc.aio.Channel
-    generations: GenerationServiceAsyncStub
-    models: ModelServiceAsyncStub
-    health_check: grpc.aio.UnaryUnaryMultiCallable[HealthCheckRequest, HealthCheckResponse]
-
-
-def connect(target: str, credentials: grpc.ChannelCredentials | None) -> Connection:
-    """Make a channel on the running event loop; the network is touched by the first call."""
-    options = CHANNEL_OPTIONS
-    if target.startswith(LOOPBACK_PREFIXES):
-        options = (*options, ("grpc.enable_http_proxy", 0))
-    if credentials is None:
-        channel = grpc.aio.insecure_channel(target, options=options)
-    else:
-        channel = grpc.aio.secure_channel(target, credentials, options=options)
-    return Connection(
-        loop=asyncio.get_running_loop(),
-        channel=channel,
-        generations=GenerationServiceStub(channel),
-        models=ModelServiceStub(channel),
-        health_check=HealthStub(channel).Check,  # type: ignore[attr-defined]
-    )
 
 
 class AsyncClient:
@@ -126,9 +61,12 @@ class AsyncClient:
             timeout_seconds: Deadline of every call that names none; None means no deadline.
             credentials: TLS credentials; None means plain text.
             metadata: Sent with every call, such as an authorization.
+
+        Raises:
+            ValueError: The target or the deadline cannot be one.
         """
-        self._target = target
-        self._timeout_seconds = timeout_seconds
+        self._target = checked_target(target)
+        self._timeout_seconds = checked_timeout(timeout_seconds)
         self._credentials = credentials
         self._metadata = tuple(metadata)
         self._connection: Connection | None = None
@@ -158,30 +96,39 @@ class AsyncClient:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> AsyncTextStream:
-        """Generate, and give the text as it comes.
+        """Generate, and give the text as it comes: `for text in client.stream("Once", max_tokens=20): ...`.
 
         Args:
-            prompt: Text, token ids, or messages such as `{"role": "user", "content": "Hello"}`.
+            prompt: Text, a list of token ids, or a list of messages such as `{"role": "user", "content": "Hello"}`;
+                `{"messages": [...], "tools": [...], "enable_thinking": True}` gives the chat template's settings too.
             model: Name of the model; "" means the served one.
             request_id: A name for `abort`; "" lets the server choose.
             delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
             timeout_seconds: Deadline of this call; None means the client's.
-            options: Fields of the schema's `GenerateOptions` by name.
+            options: Fields of the schema's `GenerateOptions` by name: `max_tokens` (512), `temperature` (0: the
+                likeliest token), `top_p`, `top_k`, `min_p`, `seed`, `stop_sequences` (a list) and others. What is left
+                out, or None, is the model's default; what a server cannot honour is an `UnsupportedError`.
+
+        Returns:
+            A stream that sends the request when it is first iterated over. Afterwards it knows `finish_reason`,
+            `usage` and `stats`; leaving it early ends the generation.
 
         Raises:
-            TypeError: An option has an unknown name or a value of the wrong type.
+            TypeError: An option has an unknown name, or a value of the wrong type.
             ValueError: A value does not fit its field.
+            MlxStreamError: From the iteration: the generation failed.
         """
+        facts = self._facts(timeout_seconds)
         request = generation_request(
             GenerateRequest, prompt, options, delivery=delivery, model=model, request_id=request_id
         )
 
         def open_call() -> Call:
             return self._connected().generations.Generate(
-                request, timeout=self._deadline(timeout_seconds), metadata=self._metadata
+                request, timeout=facts.timeout_seconds, metadata=self._metadata
             )
 
-        return AsyncTextStream(open_call)
+        return AsyncTextStream(open_call, facts)
 
     async def generate(
         self,
@@ -193,9 +140,22 @@ class AsyncClient:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> Generation:
-        """Generate, and give all of it at the end. Arguments and errors are those of `stream`.
+        """Generate, and give all of it at the end: `client.generate("Once", max_tokens=20).text`.
+
+        Args:
+            prompt: Text, a list of token ids, or a list of messages, as for `stream`.
+            model: Name of the model; "" means the served one.
+            request_id: A name for `abort`; "" lets the server choose.
+            delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
+            timeout_seconds: Deadline of this call; None means the client's.
+            options: Fields of the schema's `GenerateOptions` by name, as for `stream`.
+
+        Returns:
+            The text, the tokens, why it ended, and the statistics.
 
         Raises:
+            TypeError: An option has an unknown name, or a value of the wrong type.
+            ValueError: A value does not fit its field.
             MlxStreamError: The generation failed.
         """
         request = generation_request(
@@ -224,7 +184,9 @@ class AsyncClient:
 
     async def detokenize(self, ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
-        request = DetokenizeRequest(ids=ids, model=model, skip_special_tokens=skip_special_tokens)
+        request = filled(
+            DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens), {"ids": ids}, "argument"
+        )
         response = await self._call(self._connected().models.Detokenize, request)
         return response.text
 
@@ -262,17 +224,18 @@ class AsyncClient:
             UnavailableError: It was not ready in time.
         """
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(checked_timeout(timeout_seconds)):
                 while not await self._is_ready():  # noqa: ASYNC110 - the state is the server's
                     await asyncio.sleep(READINESS_PAUSE_SECONDS)
         except TimeoutError:
             message = f"{self._target} was not ready within {timeout_seconds:g} s"
-            raise UnavailableError(message, code=grpc.StatusCode.UNAVAILABLE) from None
+            details = ErrorDetails(reason=LocalReason.NOT_READY)
+            raise UnavailableError(message, code=grpc.StatusCode.UNAVAILABLE, details=details) from None
 
     async def _is_ready(self) -> bool:
         try:
             return await self.health() == "SERVING"
-        except UnavailableError:
+        except (UnavailableError, DeadlineExceededError):
             return False
 
     async def _call(
@@ -282,18 +245,19 @@ class AsyncClient:
         timeout_seconds: float | None = None,
     ) -> Response:
         """Make a call with one answer, and turn its failure into a typed error."""
+        facts = self._facts(timeout_seconds)
         try:
-            return await method(request, timeout=self._deadline(timeout_seconds), metadata=self._metadata)
+            return await method(request, timeout=facts.timeout_seconds, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error) from error
+            raise error_of(error, facts) from error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled_by_its_owner():
                 raise
-            raise GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED) from None
+            raise client_was_closed() from None
 
-    def _deadline(self, timeout_seconds: float | None) -> float | None:
-        return self._timeout_seconds if timeout_seconds is None else timeout_seconds
+    def _facts(self, timeout_seconds: float | None) -> CallFacts:
+        given = self._timeout_seconds if timeout_seconds is None else checked_timeout(timeout_seconds)
+        return CallFacts(target=self._target, timeout_seconds=given)
 
     def _connected(self) -> Connection:
         if self._closed:

@@ -10,7 +10,7 @@ MlxStreamError
 ├── UnavailableError            not reachable, loading, draining: try again later
 ├── UnsupportedError            a known option or RPC that this server or model cannot honour
 ├── AuthenticationError         no credentials, wrong ones, or not enough rights
-├── DeadlineExceededError       the call's deadline passed
+├── DeadlineExceededError       the call's deadline passed; what had arrived stays in the stream
 ├── GenerationCancelledError    the generation was ended by somebody else
 ├── DataLossError               stored data is damaged
 ├── ServerError                 the server's fault; `metadata` holds a correlation id
@@ -19,14 +19,23 @@ MlxStreamError
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import grpc
-import grpc.aio
-from google.rpc import error_details_pb2, status_pb2
 
-STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+class LocalReason(enum.StrEnum):
+    """Reasons that the client itself gives: what it saw of a call without a word from the server."""
+
+    DEADLINE = "DEADLINE"
+    UNREACHABLE = "UNREACHABLE"
+    UNRESOLVABLE_TARGET = "UNRESOLVABLE_TARGET"
+    CONNECTION_LOST = "CONNECTION_LOST"
+    NOT_READY = "NOT_READY"
+    CLIENT_CLOSED = "CLIENT_CLOSED"
+    STREAM_CUT = "STREAM_CUT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class MlxStreamError(Exception):
     Attributes:
         code: Status code of the call.
         message: What happened, for people.
-        reason: Name of the schema's `ErrorReason`, such as "PROMPT_TOO_LONG"; empty when the server gave none.
+        reason: Name of the schema's `ErrorReason`, such as "PROMPT_TOO_LONG", or of a `LocalReason`; empty when a
+            server that is not ours gave none.
         metadata: The values that the message speaks of, by name.
         violations: The bad fields of the request.
         retry_after_seconds: How long the server asks to wait before another try; None when it does not say.
@@ -107,7 +117,7 @@ class AuthenticationError(MlxStreamError):
 
 
 class DeadlineExceededError(MlxStreamError):
-    """The call's deadline passed before its end."""
+    """The call's deadline passed before its end; `metadata` holds `timeout_seconds` and `generated_tokens`."""
 
 
 class GenerationCancelledError(MlxStreamError):
@@ -126,53 +136,5 @@ class StreamCutError(MlxStreamError):
     """The stream ended without its last event, although its status says OK."""
 
     def __init__(self) -> None:
-        super().__init__("the stream ended without its last event", code=grpc.StatusCode.DATA_LOSS)
-
-
-CLASS_BY_REASON: Mapping[str, type[MlxStreamError]] = {"PROMPT_TOO_LONG": PromptTooLongError}
-CLASS_BY_CODE: Mapping[grpc.StatusCode, type[MlxStreamError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
-    grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: OverloadedError,
-    grpc.StatusCode.UNAVAILABLE: UnavailableError,
-    grpc.StatusCode.UNIMPLEMENTED: UnsupportedError,
-    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
-    grpc.StatusCode.PERMISSION_DENIED: AuthenticationError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-    grpc.StatusCode.CANCELLED: GenerationCancelledError,
-    grpc.StatusCode.DATA_LOSS: DataLossError,
-}
-
-
-def error_of(error: grpc.aio.AioRpcError) -> MlxStreamError:
-    """The typed error of a failed call: by its reason where one has a class of its own, else by its code."""
-    details = details_of(error.trailing_metadata())
-    chosen = CLASS_BY_REASON.get(details.reason) or CLASS_BY_CODE.get(error.code(), ServerError)
-    return chosen(error.details() or error.code().name, code=error.code(), details=details)
-
-
-def details_of(trailers: grpc.aio.Metadata | None) -> ErrorDetails:
-    """Unpack the rich status in the trailers; absent or malformed ones give empty details."""
-    packed = trailers.get(STATUS_DETAILS_KEY) if trailers is not None else None
-    if not isinstance(packed, bytes):
-        return ErrorDetails()
-    info, bad_request, retry = (
-        error_details_pb2.ErrorInfo(),
-        error_details_pb2.BadRequest(),
-        error_details_pb2.RetryInfo(),
-    )
-    try:
-        for detail in status_pb2.Status.FromString(packed).details:
-            # Each kind occurs at most once, so the first that unpacks it is the one.
-            _ = detail.Unpack(info) or detail.Unpack(bad_request) or detail.Unpack(retry)
-    except ValueError:  # also protobuf's DecodeError
-        return ErrorDetails()
-    return ErrorDetails(
-        reason=info.reason,
-        metadata=dict(info.metadata),
-        violations=tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations),
-        retry_after_seconds=retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None,
-    )
+        details = ErrorDetails(reason=LocalReason.STREAM_CUT)
+        super().__init__("the stream ended without its last event", code=grpc.StatusCode.DATA_LOSS, details=details)

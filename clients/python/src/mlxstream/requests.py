@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -26,6 +26,7 @@ Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any] | ChatPrompt
 Prompt = str | Sequence[int] | TextPrompt | TokenPrompt | Messages
 GenerationRequest = TypeVar("GenerationRequest", GenerateRequest, CompleteRequest)
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+MESSAGE_KEYS = ("role", "content")
 
 
 def generation_request(
@@ -66,7 +67,11 @@ def prompt_message(prompt: Prompt) -> TextPrompt | TokenPrompt | ChatPrompt:
         return prompt
     if isinstance(prompt, str):
         return TextPrompt(text=prompt)
-    if isinstance(prompt, ChatPrompt | Mapping) or (prompt and isinstance(prompt[0], Mapping)):
+    if isinstance(prompt, ChatPrompt | Mapping):
+        return chat_prompt(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+        raise TypeError(f"a prompt is text, a list of token ids or a list of messages, not {_kind(prompt)}")
+    if any(isinstance(item, Mapping) for item in prompt):
         return chat_prompt(cast("Messages", prompt))
     return TokenPrompt(ids=cast("Sequence[int]", prompt))
 
@@ -76,19 +81,36 @@ def chat_prompt(messages: Messages) -> ChatPrompt:
     if isinstance(messages, ChatPrompt):
         return messages
     settings = messages if isinstance(messages, Mapping) else {"messages": messages}
-    turns = [chat_message(turn) for turn in settings.get("messages", ())]
+    turns = settings.get("messages", ())
+    if not isinstance(turns, Sequence) or isinstance(turns, str | bytes):
+        raise TypeError(f"the messages of a conversation are a list, not {_kind(turns)}")
+    turns = [chat_message(turn) for turn in turns]
     return filled(ChatPrompt(), {**settings, "messages": turns}, "prompt field")
 
 
 def chat_message(message: Mapping[str, Any]) -> ChatMessage:
     """Build a turn from `{"role": …, "content": …}`; the content is text, image bytes, or a list of both."""
-    unknown = message.keys() - {"role", "content"}
-    if unknown or "role" not in message or "content" not in message:
-        raise TypeError(f"a message has a role and a content, not {', '.join(sorted(message))}")
+    if not isinstance(message, Mapping):
+        raise TypeError(f"a message is a mapping with a role and a content, not {_kind(message)}")
+    for key in message:
+        if key not in MESSAGE_KEYS:
+            raise TypeError(f"unknown key {key!r} in a message" + _close_to(str(key), MESSAGE_KEYS))
+    for key in MESSAGE_KEYS:
+        if key not in message:
+            raise TypeError(f"a message lacks its {key!r}")
     content = message["content"]
-    pieces = [content] if isinstance(content, str | bytes) else content
-    parts = [ContentPart(text=piece) if isinstance(piece, str) else ContentPart(image=piece) for piece in pieces]
-    return ChatMessage(role=message["role"], content=parts)
+    pieces = content if isinstance(content, list | tuple) else [content]
+    return ChatMessage(role=message["role"], content=[_content_part(piece) for piece in pieces])
+
+
+def _content_part(piece: object) -> ContentPart:
+    if isinstance(piece, ContentPart):
+        return piece
+    if isinstance(piece, str):
+        return ContentPart(text=piece)
+    if isinstance(piece, bytes):
+        return ContentPart(image=piece)
+    raise TypeError(f"the content of a message is text, image bytes, or a list of both, not {_kind(piece)}")
 
 
 def filled(message: AnyMessage, values: Mapping[str, Any], what: str) -> AnyMessage:
@@ -96,8 +118,7 @@ def filled(message: AnyMessage, values: Mapping[str, Any], what: str) -> AnyMess
     fields = message.DESCRIPTOR.fields_by_name
     for name, value in values.items():
         if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            raise TypeError(f"unknown {what} {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise TypeError(f"unknown {what} {name!r}" + _close_to(name, fields))
         if value is not None:
             try:
                 _set(message, name, value)
@@ -110,6 +131,8 @@ def _set(message: Message, name: str, value: Any) -> None:
     field = message.DESCRIPTOR.fields_by_name[name]
     kind = field.message_type and message_factory.GetMessageClass(cast("Descriptor", field.message_type))
     if field.is_repeated:
+        if isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+            raise TypeError(f"takes a list, such as [{value!r}], not {_kind(value)}")
         items = value.items() if isinstance(value, Mapping) else value
         getattr(message, name).extend([_submessage(kind, item) for item in items] if kind else items)
     elif kind:
@@ -147,11 +170,21 @@ def _by_position(part: Message, value: Any) -> Message:
             raise TypeError("has no value: True sets it, None leaves it unset")
         return part
     if len(names) == 1 and part.DESCRIPTOR.fields_by_name[names[0]].is_repeated:
-        return filled(part, {names[0]: value}, "field")
+        _set(part, names[0], value)
+        return part
     values = value if isinstance(value, tuple) else (value,)
     if len(values) > len(names):
         raise TypeError(f"takes {' and '.join(names)}, not {len(values)} values")
     return filled(part, dict(zip(names, values, strict=False)), "field")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _close_to(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _enum_number(kind: EnumDescriptor, name: str) -> int:

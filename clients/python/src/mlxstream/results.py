@@ -10,6 +10,7 @@ from mlxstream.v1.result_pb2 import FinishReason as FinishReasonValue
 from mlxstream.v1.result_pb2 import GeneratedToken, GenerateStats
 
 _PREFIX = "FINISH_REASON_"
+_SHOWN_CHARACTERS = 60
 
 
 class FinishReason(enum.StrEnum):
@@ -38,7 +39,7 @@ class Usage:
     generated_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Generation:
     """A finished generation. `started` and `stats` are the schema's own messages."""
 
@@ -48,6 +49,11 @@ class Generation:
     matched_stop: str
     stats: GenerateStats
     started: Started
+
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= _SHOWN_CHARACTERS else self.text[: _SHOWN_CHARACTERS - 1] + "…"
+        used = f"prompt_tokens={self.stats.prompt_tokens}, generated_tokens={self.stats.generated_tokens}"
+        return f"Generation({shown!r}, finish_reason={self.finish_reason.value!r}, {used})"
 
     @property
     def token_ids(self) -> tuple[int, ...]:

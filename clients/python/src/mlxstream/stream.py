@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
-import grpc
 import grpc.aio
 
-from mlxstream.errors import GenerationCancelledError, StreamCutError, error_of
+from mlxstream.errors import StreamCutError
+from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
 from mlxstream.results import FinishReason, Usage
 from mlxstream.v1.event_pb2 import Finished, Started
 from mlxstream.v1.generation_pb2 import GenerateRequest, GenerateResponse
@@ -28,8 +28,9 @@ Call = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
 class EventReader:
     """Owns the call of one generation. Opens it at the first read, remembers what matters, and can end it."""
 
-    def __init__(self, open_call: Callable[[], Call]) -> None:
+    def __init__(self, open_call: Callable[[], Call], facts: CallFacts) -> None:
         self._open_call = open_call
+        self._facts = facts
         self._call: Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
@@ -53,7 +54,7 @@ class EventReader:
             return None
         except grpc.aio.AioRpcError as error:
             self._ended = True
-            raise error_of(error) from error
+            raise error_of(error, self._facts, self.generated_tokens if self.started else None) from error
         if isinstance(response, GenerateResponse):
             self._remember(response)
             return response
@@ -76,13 +77,12 @@ class EventReader:
 
     def _settle_cancellation(self) -> None:
         """Tell apart who cancelled: this task's owner, we ourselves, or the closing client."""
-        task = asyncio.current_task()
         ended_by_us = self._ended
         self.cancel()
-        if task is not None and task.cancelling():
+        if is_cancelled_by_its_owner():
             raise asyncio.CancelledError
         if not ended_by_us:
-            raise GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED)
+            raise client_was_closed()
 
     def _remember(self, response: GenerateResponse) -> None:
         event = response.WhichOneof("event")
@@ -128,8 +128,12 @@ class AsyncTextStream:
     The request is sent when the iteration begins.
     """
 
-    def __init__(self, open_call: Callable[[], Call]) -> None:
-        self._reader = EventReader(open_call)
+    def __init__(self, open_call: Callable[[], Call], facts: CallFacts) -> None:
+        self._reader = EventReader(open_call, facts)
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("under way" if self.started else "no event yet")
+        return f"<{type(self).__name__}: {state}, {self.usage.generated_tokens} generated tokens>"
 
     def __aiter__(self) -> Iteration[str]:
         """The text, piece by piece: joined, they are the completion."""

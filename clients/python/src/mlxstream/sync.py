@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, READINESS_SERVICE, AsyncClient
-from mlxstream.errors import GenerationCancelledError
+from mlxstream.failures import client_was_closed
 from mlxstream.requests import Messages, Prompt
 from mlxstream.results import FinishReason, Generation, Usage
 from mlxstream.stream import AsyncTextStream, Item, Iteration
@@ -49,7 +49,7 @@ class BackgroundLoop:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED) from None
+            raise client_was_closed() from None
         except BaseException:
             future.cancel()
             raise
@@ -119,6 +119,9 @@ class TextStream:
         self._stream = stream
         self._background = background
 
+    def __repr__(self) -> str:
+        return repr(self._stream).replace("<Async", "<", 1)
+
     def __iter__(self) -> SyncIteration[str]:
         """The text, piece by piece: joined, they are the completion."""
         return SyncIteration(aiter(self._stream), self._background)
@@ -141,34 +144,34 @@ class TextStream:
 
     @property
     def started(self) -> Started | None:
-        """See `AsyncTextStream.started`."""
+        """The first event; None before it."""
         return self._stream.started
 
     @property
     def finished(self) -> Finished | None:
-        """See `AsyncTextStream.finished`."""
+        """The last event; None before it, and when the generation was cancelled from here."""
         return self._stream.finished
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See `AsyncTextStream.finish_reason`."""
+        """Why the generation ended; None before it has."""
         return self._stream.finish_reason
 
     @property
     def stats(self) -> GenerateStats | None:
-        """See `AsyncTextStream.stats`."""
+        """The account of the whole generation; None before its end."""
         return self._stream.stats
 
     @property
     def usage(self) -> Usage:
-        """See `AsyncTextStream.usage`."""
+        """The tokens used so far, by what has arrived; final once the generation has ended."""
         return self._stream.usage
 
 
 class Client:
     """Talks to one server, from any thread. Use it in a `with` block, or call `close`.
 
-    Arguments, results and errors are those of `AsyncClient`.
+    Arguments, results and errors are those of `AsyncClient`, whose twin it is.
     """
 
     def __init__(
@@ -179,7 +182,17 @@ class Client:
         credentials: grpc.ChannelCredentials | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """See `AsyncClient`; one background thread is started."""
+        """Describe the connection, and start the thread that will hold it; nothing is sent yet.
+
+        Args:
+            target: "HOST:PORT", "unix:PATH", or another target that gRPC knows.
+            timeout_seconds: Deadline of every call that names none; None means no deadline.
+            credentials: TLS credentials; None means plain text.
+            metadata: Sent with every call, such as an authorization.
+
+        Raises:
+            ValueError: The target or the deadline cannot be one.
+        """
         self._client = AsyncClient(target, timeout_seconds=timeout_seconds, credentials=credentials, metadata=metadata)
         self._background = BackgroundLoop(self._client.close)
 
@@ -205,7 +218,28 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> TextStream:
-        """See `AsyncClient.stream`."""
+        """Generate, and give the text as it comes: `for text in client.stream("Once", max_tokens=20): ...`.
+
+        Args:
+            prompt: Text, a list of token ids, or a list of messages such as `{"role": "user", "content": "Hello"}`;
+                `{"messages": [...], "tools": [...], "enable_thinking": True}` gives the chat template's settings too.
+            model: Name of the model; "" means the served one.
+            request_id: A name for `abort`; "" lets the server choose.
+            delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
+            timeout_seconds: Deadline of this call; None means the client's.
+            options: Fields of the schema's `GenerateOptions` by name: `max_tokens` (512), `temperature` (0: the
+                likeliest token), `top_p`, `top_k`, `min_p`, `seed`, `stop_sequences` (a list) and others. What is left
+                out, or None, is the model's default; what a server cannot honour is an `UnsupportedError`.
+
+        Returns:
+            A stream that sends the request when it is first iterated over. Afterwards it knows `finish_reason`,
+            `usage` and `stats`; leaving it early ends the generation.
+
+        Raises:
+            TypeError: An option has an unknown name, or a value of the wrong type.
+            ValueError: A value does not fit its field.
+            MlxStreamError: From the iteration: the generation failed.
+        """
         stream = self._client.stream(
             prompt, model=model, request_id=request_id, delivery=delivery, timeout_seconds=timeout_seconds, **options
         )
@@ -221,7 +255,24 @@ class Client:
         timeout_seconds: float | None = None,
         **options: Any,
     ) -> Generation:
-        """See `AsyncClient.generate`."""
+        """Generate, and give all of it at the end: `client.generate("Once", max_tokens=20).text`.
+
+        Args:
+            prompt: Text, a list of token ids, or a list of messages, as for `stream`.
+            model: Name of the model; "" means the served one.
+            request_id: A name for `abort`; "" lets the server choose.
+            delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
+            timeout_seconds: Deadline of this call; None means the client's.
+            options: Fields of the schema's `GenerateOptions` by name, as for `stream`.
+
+        Returns:
+            The text, the tokens, why it ended, and the statistics.
+
+        Raises:
+            TypeError: An option has an unknown name, or a value of the wrong type.
+            ValueError: A value does not fit its field.
+            MlxStreamError: The generation failed.
+        """
         return self._background.run(
             self._client.generate(
                 prompt,
@@ -234,33 +285,37 @@ class Client:
         )
 
     def abort(self, *, request_id: str | None = None, generation_id: str | None = None) -> AbortResponse:
-        """See `AsyncClient.abort`."""
+        """End a generation by one of its names. One that does not run (any more) is not an error."""
         return self._background.run(self._client.abort(request_id=request_id, generation_id=generation_id))
 
     def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
-        """See `AsyncClient.tokenize`."""
+        """Token ids of a text."""
         return self._background.run(self._client.tokenize(text, model=model, add_special_tokens=add_special_tokens))
 
     def detokenize(self, ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
-        """See `AsyncClient.detokenize`."""
+        """Text of token ids."""
         return self._background.run(self._client.detokenize(ids, model=model, skip_special_tokens=skip_special_tokens))
 
     def render_chat(self, messages: Messages, *, model: str = "") -> RenderChatResponse:
-        """See `AsyncClient.render_chat`."""
+        """The text and the token ids that `stream` would run for a conversation."""
         return self._background.run(self._client.render_chat(messages, model=model))
 
     def model(self, name: str = "") -> ModelInfo:
-        """See `AsyncClient.model`."""
+        """What is known about a model; "" means the served one."""
         return self._background.run(self._client.model(name))
 
     def models(self) -> list[ModelSummary]:
-        """See `AsyncClient.models`."""
+        """All models that can be asked for, every page."""
         return self._background.run(self._client.models())
 
     def health(self, service: str = READINESS_SERVICE) -> str:
-        """See `AsyncClient.health`."""
+        """Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness."""
         return self._background.run(self._client.health(service))
 
     def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
-        """See `AsyncClient.wait_ready`."""
+        """Wait until the server takes generations; it need not be reachable yet.
+
+        Raises:
+            UnavailableError: It was not ready in time.
+        """
         self._background.run(self._client.wait_ready(timeout_seconds=timeout_seconds))
