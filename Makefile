@@ -39,17 +39,28 @@ help: ## list these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
 
+# Ctrl-C is an answer here and no failure: the shell waits for the command, and make says nothing of its own.
+UNTIL_CTRL_C = || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
+
 demo: $(VENV)/run ## watch a real model answer, token by token; PROMPT="…" asks something else
-	@$(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT"
+	@trap : INT; $(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT" $(UNTIL_CTRL_C)
 
 serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
-	@$(BIN)/mlx-stream serve --model '$(MODEL)' --listen '$(LISTEN)'
+	@trap : INT; $(BIN)/mlx-stream serve --model '$(MODEL)' --listen '$(LISTEN)' $(UNTIL_CTRL_C)
 
 setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the other verbs need into .venv
 
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(TESTS)
+
+bench: $(VENV)/run ## compare with the peers in about 3 minutes; installs them into build/benchmarks first
+	@$(BIN)/python -m benchmarks.serving --quick
+
+# A failed gate keeps no other from running: each tells what it found, and make fails at the end.
+ifneq ($(filter check,$(MAKECMDGOALS)),)
+MAKEFLAGS += -k
+endif
 
 check: check-format check-lint check-types check-imports check-schema check-generated test ## every gate that CI has, tests included
 
@@ -86,7 +97,7 @@ clean: ## remove the environment, caches and build leftovers (not the downloaded
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo serve setup test check format generate lock clean check-format check-lint check-types check-imports \
+.PHONY: help demo serve setup test bench check format generate lock clean check-format check-lint check-types check-imports \
   check-schema check-generated
 
 # The environment is made anew when its device, its folder or its interpreter is no longer what it was made for.

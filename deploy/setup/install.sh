@@ -6,7 +6,7 @@ set -eu
 python=$1 title=$2
 shift 2
 
-echo "Installing $title"
+echo "Installing $title; this can take a minute or two"
 {
   code=0
   "$python" -m pip install --disable-pip-version-check --no-compile --progress-bar off -c constraints.txt "$@" || code=$?
