@@ -15,6 +15,7 @@ from engine.artifacts import gguf, gguf_model, huggingface, safetensors
 from engine.artifacts.consistency import HEAD_WEIGHT, check_weights, logical_shape
 from engine.artifacts.fields import read_object
 from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from engine.artifacts.model_files import is_named, naming_folder
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def open_artifact(path: Path) -> Artifact:
     path = path.absolute()
     try:
         if path.is_dir():
-            return _open_folder(path)
+            with naming_folder(path):
+                return _open_folder(path)
         if not path.exists():
             raise MissingArtifactError(path.name, "no such file or folder")
     except OSError as error:
@@ -102,7 +104,7 @@ def open_artifact(path: Path) -> Artifact:
 
 
 def _open_folder(folder: Path) -> Artifact:
-    if not (folder / huggingface.CONFIG_FILE).exists():
+    if not is_named(folder / huggingface.CONFIG_FILE):
         raise MissingArtifactError(folder.name, _what_is_there_instead(folder))
     document = read_object(folder / huggingface.CONFIG_FILE)
     tensors = safetensors.read_folder(folder)
@@ -121,7 +123,7 @@ def _open_gguf(path: Path) -> Artifact:
 
 def _text_files(folder: Path) -> TextFiles:
     def present(name: str) -> Path | None:
-        return folder / name if (folder / name).is_file() else None
+        return folder / name if is_named(folder / name) else None
 
     return TextFiles(
         tokenizer=present(TOKENIZER_FILE),

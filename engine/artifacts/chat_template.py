@@ -14,37 +14,27 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import TemplateAssertionError, TemplateError, TemplateSyntaxError, UndefinedError
 from jinja2.exceptions import SecurityError
 
+from engine.artifacts.chat_inputs import checked_messages, checked_variables, refuse_unread
 from engine.artifacts.fields import CONFIG_LIMIT_BYTES, TOKENIZER_LIMIT_BYTES, read_object
 from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE
+from engine.artifacts.model_files import is_named, naming_folder, read_file
 from engine.artifacts.template_bounds import TemplateBounds, past_bounds
 from engine.artifacts.template_controls import ControlMarks, texts_in
-from engine.artifacts.template_sandbox import TemplateSandbox
-from engine.artifacts.tokenizer import require_unicode
+from engine.artifacts.template_sandbox import CompiledTemplate, TemplateSandbox
 from engine.contracts.errors import (
     ChatTemplateError,
     CorruptArtifactError,
     EngineError,
-    InvalidRequestError,
-    UnsupportedOptionError,
 )
-from engine.contracts.prompt import ChatMessage, ImagePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from jinja2 import Template
-
     from engine.artifacts.tokenizer import Tokenizer
     from engine.contracts.prompt import ChatPrompt
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
-# fmt: off
-RESERVED_VARIABLES: Final = (
-    "add_generation_prompt", "bos_token", "dict", "enable_thinking", "eos_token", "loop", "messages", "namespace",
-    "raise_exception", "range", "self", "strftime_now", "super", "tools",
-)
-# fmt: on
 _MAX_SOURCE_CHARACTERS: Final = 2**20
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _GGUF_KEY: Final = "tokenizer.chat_template"
@@ -86,7 +76,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template raised, does not compile, uses what it may not, or ran past its bounds.
         """
-        template = self._choose(with_tools=tools is not None)
+        template = self._choose(with_tools=tools is not None).template
         values = {**self._tokens, **variables, "messages": messages, "tools": tools}
         size = sum(map(len, texts_in(values)))
         bounds = TemplateBounds(input_characters=size, monotonic=self._monotonic)
@@ -101,6 +91,14 @@ class ChatTemplate:
                 raise _template_error(error) from None
         self._unmarked(text, bounds)
         return text
+
+    def read_names(self, *, with_tools: bool) -> frozenset[str]:
+        """The variables that the template reads; one is enough to be read somewhere, whatever comes before it.
+
+        Raises:
+            ChatTemplateError: it does not compile.
+        """
+        return self._choose(with_tools=with_tools).read_names
 
     def marked_for(self, tokenizer: Tokenizer) -> tuple[ControlMarks, ChatTemplate]:
         """Marks for the control tokens of `tokenizer`, and this template with them: made at the first use, and kept."""
@@ -117,7 +115,7 @@ class ChatTemplate:
         bounds.spend(self._marks.hidden_characters(text))
         return self._marks.restore(text)
 
-    def _choose(self, *, with_tools: bool) -> Template:
+    def _choose(self, *, with_tools: bool) -> CompiledTemplate:
         names = (_WITH_TOOLS, _DEFAULT) if with_tools else (_DEFAULT, _WITH_TOOLS)
         found = next((self._templates[name] for name in names if name in self._templates), None)
         if found is None:
@@ -126,12 +124,12 @@ class ChatTemplate:
             raise ChatTemplateError(found.violations[0].description)
         return found
 
-    def _compile(self, source: str) -> Template | ChatTemplateError:
+    def _compile(self, source: str) -> CompiledTemplate | ChatTemplateError:
         if len(source) > _MAX_SOURCE_CHARACTERS:
             return ChatTemplateError(f"the chat template is longer than {_MAX_SOURCE_CHARACTERS} characters")
         try:
             prepare = None if self._marks is None else self._marks.mark_template
-            template: Template = self._sandbox.compile_bounded(source, prepare)
+            return self._sandbox.compile_bounded(source, prepare)
         except TemplateSyntaxError as error:
             unknown = isinstance(error, TemplateAssertionError)
             fault = "uses a filter or test that is not supported" if unknown else "is not valid"
@@ -140,21 +138,23 @@ class ChatTemplate:
             return error
         except Exception:  # a hostile source can make the compiler fail in any way
             return ChatTemplateError("the chat template cannot be compiled")
-        return template
 
 
 def open_chat_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template of the model in `folder`: of its tokenizer configuration, else of its own file; None without one.
+    """The template of the model in `folder`: its own file, else that of its tokenizer configuration; None without one.
+
+    The file wins, as in Hugging Face's transformers, even over several named templates.
 
     Raises:
         CorruptArtifactError: a file is not what it should be.
     """
     sources: dict[str, str] = {}
-    if (folder / TOKENIZER_CONFIG_FILE).is_file():
-        document = read_object(folder / TOKENIZER_CONFIG_FILE, limit_bytes=TOKENIZER_LIMIT_BYTES)
-        sources = _named_sources(document.get("chat_template"))
-    if not sources and (folder / TEMPLATE_FILE).is_file():
-        sources = {_DEFAULT: _read_text(folder / TEMPLATE_FILE)}
+    with naming_folder(folder):
+        if is_named(folder / TEMPLATE_FILE):
+            sources = {_DEFAULT: _read_text(folder / TEMPLATE_FILE)}
+        elif is_named(folder / TOKENIZER_CONFIG_FILE):
+            document = read_object(folder / TOKENIZER_CONFIG_FILE, limit_bytes=TOKENIZER_LIMIT_BYTES)
+            sources = _named_sources(document.get("chat_template"))
     return _with_tokens(sources, tokenizer)
 
 
@@ -169,17 +169,17 @@ def chat_template_from_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -
 def encode_chat(template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatPrompt) -> tuple[str, list[int]]:
     """The text that a conversation becomes, and its token ids.
 
-    The template alone decides about control tokens, BOS included (a doubled one is dropped). The text parts of a
-    message are joined without anything between them.
+    The template alone decides about control tokens, BOS included (a doubled one is dropped).
 
     Raises:
         InvalidRequestError: a field of the conversation is not usable; `ChatTemplateError` if the template says so.
-        UnsupportedOptionError: a message holds an image.
+        UnsupportedOptionError: a message holds an image, or the template never reads something that is given to it.
     """
     if template is None:
         raise ChatTemplateError("the model has no chat template; send prompt.text or prompt.tokens instead")
-    messages = _checked_messages(chat)
-    variables = _checked_variables(chat)
+    messages = checked_messages(chat)
+    variables = checked_variables(chat)
+    refuse_unread(chat, template.read_names(with_tools=bool(chat.tools)))
     tools = list(chat.tools) or None
     marks, marked = template.marked_for(tokenizer)
     texts = list(texts_in([messages, tools, variables]))
@@ -189,39 +189,6 @@ def encode_chat(template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatP
     marks.refuse_assembled(parts, texts)
     ids = tokenizer.encode_parts(parts, field="prompt.chat")
     return marks.restore(rendered), tokenizer.without_doubled_bos(ids)
-
-
-def _checked_messages(chat: ChatPrompt) -> list[dict[str, Any]]:
-    if not chat.messages:
-        raise InvalidRequestError.of("prompt.chat.messages", "must not be empty")
-    return [_checked_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
-
-
-def _checked_message(message: ChatMessage, field: str) -> dict[str, Any]:
-    require_unicode(message.role, f"{field}.role")
-    if not message.role.strip():
-        raise InvalidRequestError.of(f"{field}.role", "must not be empty")
-    texts = []
-    for at, part in enumerate(message.content):
-        if isinstance(part, ImagePart):
-            raise UnsupportedOptionError(f"{field}.content[{at}].image", "the served model takes text alone")
-        require_unicode(part.text, f"{field}.content[{at}].text")
-        texts.append(part.text)
-    return {"role": message.role, "content": "".join(texts)}
-
-
-def _checked_variables(chat: ChatPrompt) -> dict[str, Any]:
-    for name, value in chat.template_variables.items():
-        field = f"prompt.chat.template_variables.{name}"
-        if name in RESERVED_VARIABLES:
-            raise InvalidRequestError.of(field, "is set by the service and cannot be replaced")
-        for text in texts_in(value):
-            require_unicode(text, field)
-    for at, tool in enumerate(chat.tools):
-        for text in texts_in(tool):
-            require_unicode(text, f"prompt.chat.tools[{at}]")
-    thinking = {} if chat.enable_thinking is None else {"enable_thinking": chat.enable_thinking}
-    return {**chat.template_variables, **thinking}
 
 
 def _template_error(error: Exception) -> ChatTemplateError:
@@ -256,10 +223,9 @@ def _named_sources(value: object) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(CONFIG_LIMIT_BYTES).decode()
-    except (OSError, UnicodeDecodeError):
-        raise CorruptArtifactError(path.name, "cannot be read as text") from None
+        return read_file(path, CONFIG_LIMIT_BYTES).decode()
+    except UnicodeDecodeError:
+        raise CorruptArtifactError(path.name, "is not text in UTF-8") from None
 
 
 def _with_tokens(sources: Mapping[str, str], tokenizer: Tokenizer) -> ChatTemplate | None:

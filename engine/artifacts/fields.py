@@ -9,6 +9,7 @@ import json
 import math
 from typing import TYPE_CHECKING, TypeGuard
 
+from engine.artifacts.model_files import read_file
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 CONFIG_LIMIT_BYTES = 16 * 2**20
 TOKENIZER_LIMIT_BYTES = 256 * 2**20
 LARGEST_COUNT = 2**31 - 1
+_LONGEST_SHOWN_CHARACTERS = 40
 
 
 def read_object(path: Path, *, limit_bytes: int = CONFIG_LIMIT_BYTES) -> dict[str, object]:
@@ -27,16 +29,7 @@ def read_object(path: Path, *, limit_bytes: int = CONFIG_LIMIT_BYTES) -> dict[st
         MissingArtifactError: there is no such file.
         CorruptArtifactError: it is not a readable JSON object of at most `limit_bytes`.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(limit_bytes + 1)
-    except FileNotFoundError:
-        raise MissingArtifactError(path.name, "is not there") from None
-    except OSError as error:
-        raise CorruptArtifactError(path.name, f"cannot be read ({error.strerror})") from None
-    if len(raw) > limit_bytes:
-        raise CorruptArtifactError(path.name, f"is larger than the {limit_bytes} bytes that such a file may have")
-    return parse_object(path.name, raw)
+    return parse_object(path.name, read_file(path, limit_bytes))
 
 
 def parse_object(file: str, raw: bytes) -> dict[str, object]:
@@ -200,6 +193,11 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 def _kind(value: object) -> str:
     names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return names.get(type(value), "null")
+
+
+def shown_text(text: str) -> str:
+    """Text of a file or a caller, cut and escaped so that it cannot write lines of its own into a log or a message."""
+    return ascii(text if len(text) <= _LONGEST_SHOWN_CHARACTERS else f"{text[:_LONGEST_SHOWN_CHARACTERS]}...")
 
 
 def _shown(value: object) -> str:

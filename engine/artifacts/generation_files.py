@@ -10,11 +10,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.consistency import listed
-from engine.artifacts.fields import LARGEST_COUNT, TOKENIZER_LIMIT_BYTES, Fields, read_object
+from engine.artifacts.fields import LARGEST_COUNT, TOKENIZER_LIMIT_BYTES, Fields, read_object, shown_text
+from engine.artifacts.model_files import is_named
 from engine.contracts.options import OptionDefaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -23,7 +24,6 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38
-_LONGEST_SHOWN_CHARACTERS: Final = 40
 _DEFAULT_TEMPERATURE: Final = 1.0
 _DEFAULT_TOP_K: Final = 50
 _APPLIED: Final = frozenset(
@@ -107,11 +107,12 @@ def log_unapplied(generation: Fields) -> None:
 
 def tokenizer_eos_ids(folder: Path) -> tuple[int, ...]:
     """Ids of the end token that `tokenizer_config.json` names; empty when no file knows its id."""
-    if not (folder / TOKENIZER_CONFIG_FILE).exists():
+    if not is_named(folder / TOKENIZER_CONFIG_FILE):
         return ()
     config = Fields(
         TOKENIZER_CONFIG_FILE, read_object(folder / TOKENIZER_CONFIG_FILE, limit_bytes=TOKENIZER_LIMIT_BYTES)
     )
+    require_tokens(config, ["eos_token"])
     name = _token_text(config.raw("eos_token"))
     if not name:
         return ()
@@ -124,9 +125,17 @@ def tokenizer_eos_ids(folder: Path) -> tuple[int, ...]:
     return tuple(known) or _ids_in_tokenizer(folder, name)
 
 
+def require_tokens(config: Fields, names: Iterable[str]) -> None:
+    """Raise `CorruptArtifactError` when a special token is neither text nor an object whose `content` is text."""
+    for name in names:
+        value = config.raw(name)
+        if value is not None and not isinstance(value.get("content") if isinstance(value, dict) else value, str):
+            raise config.bad(name, "must be text, or an object with the text as its content")
+
+
 def _ids_in_tokenizer(folder: Path, name: str) -> tuple[int, ...]:
     """Look `name` up among the added tokens of `tokenizer.json`, then in its vocabulary."""
-    if not (folder / TOKENIZER_FILE).exists():
+    if not is_named(folder / TOKENIZER_FILE):
         return ()
     tokenizer = Fields(TOKENIZER_FILE, read_object(folder / TOKENIZER_FILE, limit_bytes=TOKENIZER_LIMIT_BYTES))
     added = tokenizer.raw("added_tokens")
@@ -152,8 +161,8 @@ def _is_unapplied(name: str, value: object) -> bool:
 
 def _shown(name: str) -> str:
     """A field's name, cut and escaped so that a file cannot write lines of its own into the log."""
-    cut = name[:_LONGEST_SHOWN_CHARACTERS]
-    return cut if cut.isidentifier() else ascii(cut)
+    shown = shown_text(name)
+    return name if name.isidentifier() and shown == repr(name) else shown
 
 
 def _within(generation: Fields, name: str, high: float) -> float | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.gguf_types import TENSOR_TYPES, UNREAD_TYPES, BlockType
+from engine.artifacts.model_files import open_file
 from engine.artifacts.tensor_header import TensorHeader
-from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
+from engine.contracts.errors import CorruptArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,17 +63,12 @@ def read_header(path: Path) -> GgufHeader:
         CorruptArtifactError: it is cut or contradicts itself.
         UnsupportedArtifactError: another format, version, byte order or tensor type.
     """
-    try:
-        with path.open("rb") as file:
-            size_bytes = file.seek(0, 2)
-            if size_bytes < len(_MAGIC):
-                raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data, size_bytes).header()
-    except FileNotFoundError:
-        raise MissingArtifactError(path.name, "is not there") from None
-    except OSError as error:
-        raise CorruptArtifactError(path.name, f"cannot be read ({error.strerror})") from None
+    with open_file(path) as file:
+        size_bytes = file.seek(0, 2)
+        if size_bytes < len(_MAGIC):
+            raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data, size_bytes).header()
 
 
 class _Reader:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 import mlx.core as mx
 import numpy as np
 
+from engine.artifacts.model_files import open_file
 from engine.artifacts.quantization import QuantizationScheme
 from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
-from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+from engine.contracts.errors import CorruptArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,12 +39,8 @@ def load_tensor(stored: TensorHeader) -> StoredTensor:
 
 
 def _read(stored: TensorHeader) -> NDArray[np.uint8]:
-    try:
-        raw = np.fromfile(stored.file, dtype=np.uint8, count=stored.nbytes, offset=stored.offset_bytes)
-    except FileNotFoundError:
-        raise MissingArtifactError(stored.file.name, "is not there any more") from None
-    except OSError as error:
-        raise CorruptArtifactError(stored.file.name, f"cannot be read ({error.strerror})") from None
+    with open_file(stored.file) as file:
+        raw = np.fromfile(file, dtype=np.uint8, count=stored.nbytes, offset=stored.offset_bytes)
     if raw.size != stored.nbytes:
         raise CorruptArtifactError(stored.file.name, f"ends inside tensor {stored.name!r}")
     return raw

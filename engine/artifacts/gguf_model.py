@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields
 from engine.artifacts.huggingface import check_token_ids
+from engine.artifacts.model_files import open_file
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.contracts.rope import RopeConfig
 
@@ -104,7 +105,8 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
         eos_token_ids=union_of_ids(*(fields.token_ids(f"tokenizer.ggml.{key}") for key in _END_TOKEN_KEYS)),
         bos_token_id=next(iter(fields.token_ids("tokenizer.ggml.bos_token_id")), None),
     )
-    check_token_ids(path.name, config)
+    special_ids = (*config.eos_token_ids, *fields.token_ids("tokenizer.ggml.bos_token_id"))
+    check_token_ids(path.name, special_ids, config.vocab_size)
     return config
 
 
@@ -229,7 +231,7 @@ def _with_factors(tensor: TensorHeader, rope: RopeConfig, kind: str) -> RopeConf
             tensor.file.name,
             f"{ROPE_FACTORS} of {tensor.dtype} {list(tensor.shape)} with {kind!r} scaling is not supported",
         )
-    with tensor.file.open("rb") as file:
+    with open_file(tensor.file) as file:
         file.seek(tensor.offset_bytes)
         factors = struct.unpack(f"<{rope.dims // 2}f", file.read(tensor.nbytes))
     if not all(0 < factor < float("inf") for factor in factors):

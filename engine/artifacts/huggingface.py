@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields, read_object
-from engine.artifacts.generation_files import log_unapplied, option_defaults, tokenizer_eos_ids
+from engine.artifacts.generation_files import (
+    TOKENIZER_CONFIG_FILE,
+    log_unapplied,
+    option_defaults,
+    tokenizer_eos_ids,
+)
+from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
 from engine.artifacts.rope_fields import parse_rope
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 CONFIG_FILE: Final = "config.json"
@@ -38,7 +44,7 @@ def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored:
         ArtifactError: a file is missing, damaged, or of a kind that we do not read.
     """
     generation: dict[str, object] = {}
-    if (folder / GENERATION_CONFIG_FILE).exists():
+    if is_named(folder / GENERATION_CONFIG_FILE):
         generation = read_object(folder / GENERATION_CONFIG_FILE)
         log_unapplied(Fields(GENERATION_CONFIG_FILE, generation))
     return model_config(
@@ -63,6 +69,8 @@ def model_config(
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")
     layer_types, sliding_window = _layer_types(fields, layers, context_length)
+    stated_ids = union_of_ids(top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"))
+    generation_ids = defaults.token_ids("eos_token_id")
     config = ModelConfig(
         model_type=family,
         vocab_size=fields.count("vocab_size"),
@@ -80,28 +88,26 @@ def model_config(
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=not head_is_stored),
         attention_bias=fields.flag("attention_bias", default=False),
         mlp_bias=fields.flag("mlp_bias", default=False),
-        eos_token_ids=union_of_ids(
-            top.token_ids("eos_token_id"),
-            fields.token_ids("eos_token_id"),
-            defaults.token_ids("eos_token_id"),
-            extra_eos_ids,
-        ),
+        eos_token_ids=union_of_ids(stated_ids, generation_ids, extra_eos_ids),
         bos_token_id=_first(fields.token_ids("bos_token_id")),
         quantization=parse_quantization(fields),
         option_defaults=option_defaults(defaults),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
     )
-    check_token_ids(CONFIG_FILE, config)
+    for file, ids in (
+        (CONFIG_FILE, (*stated_ids, *fields.token_ids("bos_token_id"))),
+        (GENERATION_CONFIG_FILE, generation_ids),
+        (TOKENIZER_CONFIG_FILE, extra_eos_ids),
+    ):
+        check_token_ids(file, ids, config.vocab_size)
     return config
 
 
-def check_token_ids(file: str, config: ModelConfig) -> None:
-    """Raise `CorruptArtifactError` when a special id lies outside the vocabulary."""
-    for token in (*config.eos_token_ids, *([] if config.bos_token_id is None else [config.bos_token_id])):
-        if token >= config.vocab_size:
-            raise CorruptArtifactError(
-                file, f"special token id {token} lies outside the vocabulary of {config.vocab_size}"
-            )
+def check_token_ids(file: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise `CorruptArtifactError` naming `file` when a special id that it states lies outside the vocabulary."""
+    for token in ids:
+        if token >= vocab_size:
+            raise CorruptArtifactError(file, f"special token id {token} lies outside the vocabulary of {vocab_size}")
 
 
 def _text_fields(top: Fields) -> Fields:

@@ -14,13 +14,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from engine.contracts.errors import CorruptArtifactError, MissingArtifactError
+from engine.artifacts.model_files import open_file, read_file
+from engine.contracts.errors import ArtifactError, CorruptArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _SEED: Final = b"mlx-stream weights 1\n"
 _DIGEST_CHARACTERS: Final = 64
+_ENTRY_LIMIT_BYTES: Final = 2**16
 
 _Revision = tuple[str, int, int, int, int, int]
 
@@ -44,20 +46,15 @@ def weights_fingerprint(files: Iterable[Path], memory_folder: Path | None = None
 
 def _file_digest(file: Path, memory_folder: Path | None) -> tuple[str, int]:
     """The digest and the size of one file, from memory when nothing about it has changed."""
-    try:
+    with open_file(file) as stream:
         revision = _revision(file)
         size_bytes = revision[3]
         remembered = _recall(memory_folder, revision)
         if remembered is not None:
             return remembered, size_bytes
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
         if _revision(file) != revision:
             raise CorruptArtifactError(file.name, "changes while it is read")
-    except FileNotFoundError:
-        raise MissingArtifactError(file.name, "is not there") from None
-    except OSError as error:
-        raise CorruptArtifactError(file.name, f"cannot be read ({error.strerror})") from None
     _remember(memory_folder, revision, digest)
     return digest, size_bytes
 
@@ -76,8 +73,8 @@ def _recall(memory_folder: Path | None, revision: _Revision) -> str | None:
     if memory_folder is None:
         return None
     try:
-        known = json.loads(_entry(memory_folder, revision).read_bytes())
-    except (OSError, ValueError):
+        known = json.loads(read_file(_entry(memory_folder, revision), _ENTRY_LIMIT_BYTES))
+    except (ArtifactError, ValueError):
         return None
     if not isinstance(known, dict) or known.get("revision") != list(revision):
         return None

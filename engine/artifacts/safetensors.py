@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeGuard
 
 from engine.artifacts.fields import read_object
+from engine.artifacts.model_files import is_named, open_file
 from engine.artifacts.tensor_header import TensorHeader
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
@@ -47,10 +49,10 @@ def read_folder(folder: Path) -> dict[str, TensorHeader]:
         MissingArtifactError: no weights, a shard that is not there, or a tensor that its shard lacks.
         CorruptArtifactError, UnsupportedArtifactError: see `read_header`.
     """
-    if (folder / INDEX_FILE).exists():
+    if is_named(folder / INDEX_FILE):
         return _read_shards(folder)
     for name in SINGLE_FILES:
-        if (folder / name).exists():
+        if is_named(folder / name):
             return read_header(folder / name)
     raise MissingArtifactError(folder.name, f"holds no weights ({INDEX_FILE} or {' or '.join(SINGLE_FILES)})")
 
@@ -63,7 +65,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         UnsupportedArtifactError: a dtype that we do not read, named with its tensor.
     """
     header, data_start, size_bytes = _read_header_object(path)
-    header.pop("__metadata__", None)
+    _check_metadata(path.name, header.pop("__metadata__", None))
     tensors = [_tensor(path, name, entry, data_start) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.offset_bytes, tensor.nbytes))
     _check_tiling(path.name, tensors, data_start, size_bytes)
@@ -72,25 +74,20 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
 
 def _read_header_object(path: Path) -> tuple[dict[str, object], int, int]:
     """The JSON header, where the data starts, and the size of the file."""
-    try:
-        size_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size_bytes < _LENGTH_BYTES:
-                raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
-            if length_bytes > size_bytes - _LENGTH_BYTES:
-                raise CorruptArtifactError(
-                    path.name, f"claims a header of {length_bytes} bytes, the file has {size_bytes} bytes"
-                )
-            if length_bytes > HEADER_LIMIT_BYTES:
-                raise CorruptArtifactError(
-                    path.name, f"claims a header of {length_bytes} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
-                )
-            raw = file.read(length_bytes)
-    except FileNotFoundError:
-        raise MissingArtifactError(path.name, "is not there") from None
-    except OSError as error:
-        raise CorruptArtifactError(path.name, f"cannot be read ({error.strerror})") from None
+    with open_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if size_bytes < _LENGTH_BYTES:
+            raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
+        if length_bytes > size_bytes - _LENGTH_BYTES:
+            raise CorruptArtifactError(
+                path.name, f"claims a header of {length_bytes} bytes, the file has {size_bytes} bytes"
+            )
+        if length_bytes > HEADER_LIMIT_BYTES:
+            raise CorruptArtifactError(
+                path.name, f"claims a header of {length_bytes} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
+            )
+        raw = file.read(length_bytes)
     return _parse_header(path.name, raw), _LENGTH_BYTES + length_bytes, size_bytes
 
 
@@ -110,6 +107,14 @@ def _parse_header(file: str, raw: bytes) -> dict[str, object]:
     if not isinstance(header, dict):
         raise CorruptArtifactError(file, "has a header that is not a JSON object")
     return header
+
+
+def _check_metadata(file: str, metadata: object) -> None:
+    """The format allows texts alone there, and other readers of the file give up on anything else."""
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    ):
+        raise CorruptArtifactError(file, "has a header whose __metadata__ is no object of texts")
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorHeader:
@@ -191,6 +196,6 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 
 def _read_shard(folder: Path, name: str) -> dict[str, TensorHeader]:
-    if not (folder / name).exists():
+    if not is_named(folder / name):
         raise MissingArtifactError(name, f"is not there, but {INDEX_FILE} names it")
     return read_header(folder / name)

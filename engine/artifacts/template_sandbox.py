@@ -11,9 +11,10 @@ import json
 import re
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Undefined, nodes, pass_context
+from jinja2 import Undefined, meta, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping
     from datetime import datetime
 
+    from jinja2 import Template
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 
@@ -61,6 +63,14 @@ _MAX_MESSAGE_CHARACTERS: Final = 1000
 _SCOPES: Final = ("_loop_vars", "_block_vars")  # which jinja2 passes along with every call inside a loop or a block
 _NAME: Final = re.compile(r"[A-Za-z_]\w{0,63}")
 _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f\U0010f000-\U0010fffd]")  # nor a mark of a control token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledTemplate:
+    """A template, and the names of the variables that it reads."""
+
+    template: Template
+    read_names: frozenset[str]
 
 
 class LenientUndefined(Undefined):
@@ -127,16 +137,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         finally:
             del self._thread.bounds
 
-    def compile_bounded(self, source: str, prepare: Callable[[nodes.Template], None] | None = None) -> Any:
+    def compile_bounded(self, source: str, prepare: Callable[[nodes.Template], None] | None = None) -> CompiledTemplate:
         """A template whose every statement is on the account, after `prepare` has rewritten what was parsed.
+
+        The names that it reads are those that it may find among its variables, through macros and blocks too.
 
         Raises whatever jinja2 raises on a bad source.
         """
         tree = self.parse(source)
+        read_names = frozenset(meta.find_undeclared_variables(tree))
         if prepare is not None:
             prepare(tree)
         instrument(tree)
-        return self.template_class.from_code(self, self.compile(tree), self.globals)
+        template = self.template_class.from_code(self, self.compile(tree), self.globals)
+        return CompiledTemplate(template=template, read_names=read_names)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may use `obj.attr`; of plain values, only harmless methods."""

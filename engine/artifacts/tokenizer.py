@@ -9,6 +9,7 @@ positions in text are characters. Not here: chat templates, and reading the file
 from __future__ import annotations
 
 import functools
+import logging
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.detokenizer import StreamingDetokenizer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Pipeline
 
     from engine.artifacts.detokenizer import DecodingRule
+
+_log = logging.getLogger(__name__)
 
 _NONCHARACTERS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _UNASSIGNED: Final = "\U0010efff"
@@ -35,16 +38,19 @@ class Tokenizer:
         rule: DecodingRule,
         *,
         vocab_size: int,
+        model_vocab_size: int | None = None,
         bos_token_id: int | None = None,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
         """Take over `pipeline`; its truncation and padding are switched off, since they would change prompts.
 
-        `vocab_size` is one more than the greatest id.
+        `vocab_size` is one more than the greatest id. `model_vocab_size` is how many ids the model takes and gives, by
+        default as many; tokens past it are logged once, and no text may need them.
         """
         pipeline.no_truncation()
         pipeline.no_padding()
         self.vocab_size = vocab_size
+        self.model_vocab_size = vocab_size if model_vocab_size is None else model_vocab_size
         self.bos_token_id = bos_token_id
         self.eos_token_ids = eos_token_ids
         self._pipeline = pipeline
@@ -54,6 +60,7 @@ class Tokenizer:
         self._twins: dict[str, MarkedTwin] = {}
         self._bytes: dict[int, bytes] = {}
         self.control_token_ids: frozenset[int] = frozenset(id_ for id_, token in self._added.items() if token.special)
+        self._log_tokens_past_the_model()
 
     @functools.cached_property
     def control_tokens(self) -> dict[str, int]:
@@ -84,7 +91,8 @@ class Tokenizer:
         `parse_special_tokens` reads control tokens that are written in the text; otherwise they stay text.
 
         Raises:
-            InvalidRequestError: `text` is not valid Unicode, or cannot be written without a control token.
+            InvalidRequestError: `text` is not valid Unicode, cannot be written without a control token, or needs a
+                token that the model does not know.
         """
         require_unicode(text, field)
         pipeline = self._pipeline if parse_special_tokens else self._plain
@@ -92,7 +100,9 @@ class Tokenizer:
         if not parse_special_tokens:
             put_around = pipeline.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
             self._refuse_spelled_controls(ids, put_around, field)
-        return self.without_doubled_bos(ids) if add_special_tokens else ids
+        ids = self.without_doubled_bos(ids) if add_special_tokens else ids
+        self._refuse_tokens_past_the_model(ids, field)
+        return ids
 
     def encode_parts(self, parts: Sequence[str | int], *, field: str) -> list[int]:
         """Token ids of a text that alternates between plain text and control token ids.
@@ -101,7 +111,8 @@ class Tokenizer:
         in a plain part is ever read as a control token.
 
         Raises:
-            InvalidRequestError: a part is not valid Unicode, or cannot be written without a control token.
+            InvalidRequestError: a part is not valid Unicode, cannot be written without a control token, or needs a
+                token that the model does not know.
         """
         texts = [part for part in parts if isinstance(part, str)]
         for text in texts:
@@ -114,6 +125,7 @@ class Tokenizer:
             twin = self._twins[marker] = MarkedTwin(self._pipeline, self._added, marker)
         ids = twin.encode(parts)
         self._refuse_spelled_controls(ids, sum(isinstance(part, int) for part in parts), field)
+        self._refuse_tokens_past_the_model(ids, field)
         return ids
 
     def control_spans(self, text: str) -> list[tuple[int, int, int]]:
@@ -128,15 +140,15 @@ class Tokenizer:
         return spans
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, field: str = "ids") -> str:
-        """Text of `ids`, by the rule that streams follow.
+        """Text of `ids`, by the rule that streams follow: ids of the model that no token has contribute none.
 
         Raises:
-            InvalidRequestError: an id is outside the vocabulary; names the first such position.
+            InvalidRequestError: an id is outside the model's vocabulary; names the first such position.
         """
         for position, token in enumerate(ids):
-            if not 0 <= token < self.vocab_size:
+            if not 0 <= token < self.model_vocab_size:
                 raise InvalidRequestError.of(
-                    f"{field}[{position}]", f"token id {token} is outside the vocabulary of {self.vocab_size}"
+                    f"{field}[{position}]", f"token id {token} is outside the vocabulary of {self.model_vocab_size}"
                 )
         detokenizer = self.detokenizer(skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
@@ -164,6 +176,25 @@ class Tokenizer:
 
     def _content(self, token: int) -> str | None:
         return self._pipeline.id_to_token(token) if 0 <= token < self.vocab_size else None
+
+    def _log_tokens_past_the_model(self) -> None:
+        if self.vocab_size > self.model_vocab_size:
+            count = sum(id_ >= self.model_vocab_size for id_ in self._pipeline.get_vocab().values())
+            _log.warning(
+                "tokens of the tokenizer that the model does not know: %d, with ids up to %d in a vocabulary of %d; "
+                "text that needs one is refused",
+                count,
+                self.vocab_size - 1,
+                self.model_vocab_size,
+            )
+
+    def _refuse_tokens_past_the_model(self, ids: list[int], field: str) -> None:
+        limit = self.model_vocab_size
+        if self.vocab_size > limit and max(ids, default=0) >= limit:
+            position = next(position for position, token in enumerate(ids) if token >= limit)
+            raise InvalidRequestError.of(
+                field, f"token {position} of it has the id {ids[position]}, outside the model's vocabulary of {limit}"
+            )
 
     def _refuse_spelled_controls(self, ids: list[int], allowed: int, field: str) -> None:
         """Some models know a control token as an ordinary piece too; then plain text must not reach it."""

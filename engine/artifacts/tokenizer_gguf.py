@@ -74,8 +74,8 @@ class _Vocabulary:
         return [id_ for id_, type_ in enumerate(self.types) if type_ in types]
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any], *, file: str) -> Tokenizer:
-    """Build the tokenizer from `metadata` of the GGUF file named `file`.
+def tokenizer_from_gguf(metadata: Mapping[str, Any], *, file: str, model_vocab_size: int | None = None) -> Tokenizer:
+    """Build the tokenizer from `metadata` of the GGUF file named `file`; `model_vocab_size` is as `Tokenizer` has it.
 
     Raises:
         MissingArtifactError: a key is absent; names it.
@@ -92,8 +92,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, file: str) -> Tokenizer:
     pipeline, rule, bos = (_byte_level if kind == "gpt2" else _sentencepiece)(fields, vocabulary)
     pipeline.add_tokens(_added_tokens(vocabulary))
     _add_ends(pipeline, fields, vocabulary, bos=bos)
-    size = len(vocabulary.tokens)
-    return Tokenizer(pipeline, rule, vocab_size=size, bos_token_id=vocabulary.bos, eos_token_ids=vocabulary.ends)
+    return Tokenizer(
+        pipeline,
+        rule,
+        vocab_size=len(vocabulary.tokens),
+        model_vocab_size=model_vocab_size,
+        bos_token_id=vocabulary.bos,
+        eos_token_ids=vocabulary.ends,
+    )
 
 
 def _vocabulary(fields: Fields) -> _Vocabulary:

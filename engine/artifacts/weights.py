@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from engine.artifacts import gguf_blocks
 from engine.artifacts.consistency import listed, logical_shape, scheme_of
+from engine.artifacts.model_files import require_regular
 from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
 from engine.contracts.errors import (
     CorruptArtifactError,
@@ -133,6 +134,7 @@ class WeightStore:
     def _arrays(self, file: Path) -> dict[str, mx.array]:
         """The arrays of one file that were not taken; nothing is read before one is evaluated."""
         if file not in self._files:
+            require_regular(file)
             loaded = mx.load(str(file), format="safetensors")
             self._files[file] = loaded if isinstance(loaded, dict) else {}
         return self._files[file]

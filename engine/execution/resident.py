@@ -98,11 +98,12 @@ def open_text_model(settings: EngineSettings) -> TextModel:
     """
     location = _locate(settings.model)
     artifact = open_artifact(location.path)
+    vocab_size = artifact.config.vocab_size
     if artifact.kind == "gguf":
-        tokenizer = tokenizer_from_gguf(artifact.metadata, file=artifact.path.name)
+        tokenizer = tokenizer_from_gguf(artifact.metadata, file=artifact.path.name, model_vocab_size=vocab_size)
         template = chat_template_from_gguf(artifact.metadata, tokenizer)
     else:
-        tokenizer = open_tokenizer(artifact.path)
+        tokenizer = open_tokenizer(artifact.path, model_vocab_size=vocab_size)
         template = open_chat_template(artifact.path, tokenizer)
     return TextModel(name=location.name, artifact=artifact, tokenizer=tokenizer, template=template)
 

@@ -93,16 +93,16 @@ def test_a_folder_named_like_a_gguf_file_is_a_folder(tmp_path):
 
 
 CONFIGS = {
-    "not JSON": (b"{model", "config.json: is not JSON"),
-    "cut": (b'{"model_type": "llama"', "config.json: is not JSON"),
-    "empty": (b"", "config.json: is not JSON"),
-    "not text": (b"\xff\xfe\x00", "config.json: is not JSON"),
-    "deep": (b"[" * 100_000, "config.json: is not JSON"),
-    "list": (b"[]", "config.json: must hold a JSON object, not a list"),
-    "text": (b'"llama"', "config.json: must hold a JSON object, not text"),
-    "null": (b"null", "config.json: must hold a JSON object, not null"),
-    "no type": (b"{}", "config.json: has no model_type"),
-    "type of another kind": (b'{"model_type": ["llama"]}', "config.json: model_type must be text, got ['llama']"),
+    "not JSON": (b"{model", "model/config.json: is not JSON"),
+    "cut": (b'{"model_type": "llama"', "model/config.json: is not JSON"),
+    "empty": (b"", "model/config.json: is not JSON"),
+    "not text": (b"\xff\xfe\x00", "model/config.json: is not JSON"),
+    "deep": (b"[" * 100_000, "model/config.json: is not JSON"),
+    "list": (b"[]", "model/config.json: must hold a JSON object, not a list"),
+    "text": (b'"llama"', "model/config.json: must hold a JSON object, not text"),
+    "null": (b"null", "model/config.json: must hold a JSON object, not null"),
+    "no type": (b"{}", "model/config.json: has no model_type"),
+    "type of another kind": (b'{"model_type": ["llama"]}', "model/config.json: model_type must be text, got ['llama']"),
 }
 
 
@@ -127,14 +127,14 @@ def test_a_configuration_that_cannot_be_read_is_refused_with_the_reason(tmp_path
     folder = write_folder(tmp_path / "model")
     (folder / "config.json").unlink()
     (folder / "config.json").mkdir()
-    assert refusal(folder, CorruptArtifactError) == "config.json: cannot be read (Is a directory)"
+    assert refusal(folder, CorruptArtifactError) == "model/config.json: is a folder, not a regular file"
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json"])
 def test_a_damaged_neighbour_of_the_configuration_is_named(tmp_path, name):
     folder = write_folder(tmp_path / "model")
     (folder / name).write_text("{")
-    assert refusal(folder, CorruptArtifactError) == f"{name}: is not JSON"
+    assert refusal(folder, CorruptArtifactError) == f"model/{name}: is not JSON"
 
 
 def test_a_configuration_without_weights_is_refused(tmp_path):
@@ -147,7 +147,7 @@ def test_a_vocabulary_that_is_not_the_stored_one_is_refused_with_both_shapes(tmp
     folder = write_folder(tmp_path / "model", config={"vocab_size": 50})
     text = refusal(folder, CorruptArtifactError)
     assert text == (
-        "model.safetensors: model.embed_tokens.weight has the shape [48, 64], the configuration needs [50, 64]"
+        "model/model.safetensors: model.embed_tokens.weight has the shape [48, 64], the configuration needs [50, 64]"
     )
 
 

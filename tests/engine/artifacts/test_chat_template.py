@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from engine.artifacts.chat_template import (
-    RESERVED_VARIABLES,
     ChatTemplate,
     chat_template_from_gguf,
     encode_chat,
     open_chat_template,
 )
+from engine.artifacts.fields import CONFIG_LIMIT_BYTES
 from engine.contracts.errors import (
+    ArtifactError,
     ChatTemplateError,
     CorruptArtifactError,
     InvalidRequestError,
@@ -206,35 +207,10 @@ def test_a_template_that_refused_once_still_serves() -> None:
     assert encoded(chat(("user", "x"), ("assistant", "y")), template)[0] == "xy"
 
 
-def test_thinking_is_set_only_when_it_is_chosen() -> None:
-    source = "{% if enable_thinking is defined %}{{ enable_thinking }}{% else %}unset{% endif %}"
-    assert rendered(source) == "unset"
-    assert rendered(source, chat(("user", "a"), enable_thinking=False)) == "False"
-    assert rendered(source, chat(("user", "a"), enable_thinking=True)) == "True"
-
-
-def test_variables_reach_the_template_by_name() -> None:
-    source = "{{ reasoning_effort|default('none') }} {{ preserve_thinking is defined }}"
-    assert rendered(source) == "none False"
-    assert rendered(source, chat(("user", "a"), template_variables={"reasoning_effort": "high"})) == "high False"
-
-
-@pytest.mark.parametrize("name", RESERVED_VARIABLES)
-def test_variables_may_not_replace_what_the_service_sets(name: str) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"^prompt\.chat\.template_variables\.{name}: is set by the service"):
-        encoded(chat(("user", "a"), template_variables={name: "x"}))
-
-
-def test_tools_are_absent_rather_than_empty() -> None:
-    source = "{% if tools is not none and tools %}{{ tools|length }}{{ tools[0]['name'] }}{% else %}none{% endif %}"
-    assert rendered(source) == "none"
-    assert rendered(source, chat(("user", "a"), tools=({"name": "t"},))) == "1t"
-
-
 def test_a_template_for_tools_is_chosen_when_there_are_tools() -> None:
-    template = ChatTemplate({"default": "plain", "tool_use": "tools"})
+    template = ChatTemplate({"default": "plain", "tool_use": "tools{{ tools|length }}"})
     assert encoded(chat(("user", "a")), template)[0] == "plain"
-    assert encoded(chat(("user", "a"), tools=({"name": "t"},)), template)[0] == "tools"
+    assert encoded(chat(("user", "a"), tools=({"name": "t"},)), template)[0] == "tools1"
 
 
 def test_templates_without_a_default_are_named() -> None:
@@ -253,13 +229,14 @@ def from_folder(folder: Path) -> str | None:
     return None if template is None else encoded(chat(("user", "a")), template)[0]
 
 
-def test_the_configurations_template_comes_before_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", ["of the configuration", [{"name": "default", "template": "of the configuration"}]])
+def test_the_template_file_comes_before_the_configuration(tmp_path: Path, stated: Any) -> None:
     folder = folder_of(tmp_path, byte_level_pipeline())
     assert from_folder(folder) is None
+    folder_of(tmp_path, byte_level_pipeline(), chat_template=stated)
+    assert from_folder(folder) == "of the configuration"
     (folder / "chat_template.jinja").write_text("é of the file{{ bos_token }}", encoding="utf-8")
     assert from_folder(folder) == "é of the file<|im_start|>"
-    folder_of(tmp_path, byte_level_pipeline(), chat_template="of the configuration{{ eos_token }}")
-    assert from_folder(folder) == "of the configuration<|im_end|>"
 
 
 def test_a_configuration_may_name_several_templates(tmp_path: Path) -> None:
@@ -273,13 +250,26 @@ def test_a_folder_without_text_files_has_no_template(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [7, {"default": "x"}, [{"name": "default"}], [{"template": "x"}], ["x"]])
 def test_a_template_of_another_shape_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(CorruptArtifactError, match=r"^tokenizer_config\.json: chat_template must be"):
+    with pytest.raises(CorruptArtifactError, match=rf"^{tmp_path.name}/tokenizer_config\.json: chat_template must be"):
         from_folder(folder_of(tmp_path, byte_level_pipeline(), chat_template=value))
 
 
 def test_a_template_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(CorruptArtifactError, match=r"^chat_template\.jinja: cannot be read as text"):
+    with pytest.raises(CorruptArtifactError, match=rf"^{tmp_path.name}/chat_template\.jinja: is not text in UTF-8"):
+        from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "large", "broken link"])
+def test_a_template_file_that_cannot_be_read_is_never_passed_over(tmp_path: Path, kind: str) -> None:
+    file = folder_of(tmp_path, byte_level_pipeline(), chat_template="of the configuration") / "chat_template.jinja"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "large":
+        file.write_bytes(b" " * (CONFIG_LIMIT_BYTES + 1))
+    else:
+        file.symlink_to(tmp_path / "gone")
+    with pytest.raises(ArtifactError, match=rf"^{tmp_path.name}/chat_template\.jinja: is "):
         from_folder(tmp_path)
 
 
@@ -290,7 +280,7 @@ def test_gguf_metadata_may_hold_one_template_or_several() -> None:
     several = chat_template_from_gguf(
         {
             "tokenizer.chat_template": "one",
-            "tokenizer.chat_template.tool_use": "tools",
+            "tokenizer.chat_template.tool_use": "{{ tools and 'tools' }}",
             "tokenizer.chat_templates": ("tool_use",),
         },
         TOKENIZER,

@@ -167,6 +167,29 @@ def test_an_end_token_outside_the_vocabulary_is_refused(value):
         parsed(eos_token_id=value)
 
 
+@pytest.mark.parametrize(
+    ("file", "stated"),
+    [
+        ("config.json", {"config": 9999}),
+        ("generation_config.json", {"generation": [2, 9999]}),
+        (
+            "tokenizer_config.json",
+            {"tokenizer_config": {"eos_token": "<end>", "added_tokens_decoder": {"9999": {"content": "<end>"}}}},
+        ),
+    ],
+)
+def test_an_end_token_outside_the_vocabulary_is_blamed_on_the_file_that_states_it(tmp_path, file, stated):
+    with pytest.raises(
+        CorruptArtifactError, match=rf"/{file}: special token id 9999 lies outside the vocabulary of 48"
+    ):
+        eos_of(tmp_path, **stated)
+
+
+def test_an_end_token_of_another_shape_is_refused_by_file_and_field(tmp_path):
+    with pytest.raises(CorruptArtifactError, match=r"/tokenizer_config\.json: eos_token must be text, .* got 5$"):
+        eos_of(tmp_path, 2, tokenizer_config={"eos_token": 5})
+
+
 @pytest.mark.parametrize("value", [-1, "2", [2, None], True, 2.0])
 def test_an_end_token_that_is_no_id_is_refused(value):
     with pytest.raises(CorruptArtifactError, match="eos_token_id must be a token id"):

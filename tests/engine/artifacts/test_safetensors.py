@@ -31,6 +31,18 @@ def header_of(tmp_path, content: bytes):
     return read_header(path)
 
 
+@pytest.mark.parametrize("metadata", [5, [], "pt", {"format": 5}, {"format": None}])
+def test_metadata_that_other_readers_give_up_on_is_blamed_on_the_header(tmp_path, metadata):
+    with pytest.raises(
+        CorruptArtifactError, match=r"^model\.safetensors: has a header whose __metadata__ is no object"
+    ):
+        header_of(tmp_path, raw_safetensors({"__metadata__": metadata} | TWO, bytes(32)))
+
+
+def test_metadata_of_texts_is_passed_over(tmp_path):
+    assert list(header_of(tmp_path, raw_safetensors({"__metadata__": {"format": "pt"}} | TWO, bytes(32)))) == ["a", "b"]
+
+
 def test_a_header_gives_shapes_types_and_places(tmp_path):
     tensors = header_of(tmp_path, raw_safetensors(TWO, bytes(32)))
     assert [(t.name, t.dtype, t.shape, t.nbytes) for t in tensors.values()] == [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, processors
 from tokenizers import Tokenizer as Pipeline
 
+from engine.artifacts.detokenizer import ByteLevelRule
 from engine.artifacts.tokenizer import Tokenizer
 from engine.contracts.errors import InvalidRequestError
 from tests.engine.artifacts.tiny_tokenizers import (
@@ -99,6 +100,60 @@ def test_the_vocabulary_ends_after_its_last_id() -> None:
 def test_ids_outside_the_vocabulary_are_refused_by_their_first_position(bad: int) -> None:
     with pytest.raises(InvalidRequestError, match=rf"^ids\[2\]: token id {bad} is outside the vocabulary of \d+$"):
         BPE.decode([1, 5, bad, 7, bad])
+
+
+def with_big_token(model_vocab_size: int) -> Tokenizer:
+    pipeline = byte_level_pipeline()
+    pipeline.add_special_tokens(["<|big|>"])
+    return Tokenizer(
+        pipeline,
+        ByteLevelRule(),
+        vocab_size=pipeline.get_vocab_size(),
+        model_vocab_size=model_vocab_size,
+        bos_token_id=1,
+    )
+
+
+def test_text_that_needs_a_token_past_the_models_vocabulary_is_refused_by_position() -> None:
+    known = byte_level_pipeline().get_vocab_size()
+    tokenizer = with_big_token(known)
+    with pytest.raises(InvalidRequestError) as caught:
+        tokenizer.encode("a<|big|>", add_special_tokens=False, parse_special_tokens=True)
+    message = f"token 1 of it has the id {known}, outside the model's vocabulary of {known}"
+    assert str(caught.value) == f"prompt.text: {message}"
+    with pytest.raises(InvalidRequestError) as caught:
+        tokenizer.encode_parts(["a", known, "b"], field="prompt.chat")
+    assert str(caught.value) == f"prompt.chat: {message}"
+    ids = tokenizer.encode("a<|big|>", add_special_tokens=False, parse_special_tokens=False)
+    assert tokenizer.decode(ids) == "a<|big|>"
+
+
+def test_tokens_past_the_models_vocabulary_are_logged_once_with_both_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    known = byte_level_pipeline().get_vocab_size()
+    with_big_token(known + 1)
+    assert caplog.messages == []
+    with_big_token(known - 2)
+    (line,) = caplog.messages
+    assert f"does not know: 3, with ids up to {known} in a vocabulary of {known - 2};" in line
+
+
+def test_ids_of_the_model_that_no_token_has_are_no_text_like_in_streams() -> None:
+    size = byte_level_pipeline().get_vocab_size() + 1
+    tokenizer = with_big_token(size + 5)
+    ids = tokenizer.encode("ab", add_special_tokens=False, parse_special_tokens=False)
+    padded = [ids[0], size, *ids[1:], size + 4]
+    stream = tokenizer.detokenizer()
+    assert tokenizer.decode(padded) == "ab" == "".join(map(stream.push, padded)) + stream.flush()
+    with pytest.raises(InvalidRequestError, match=rf"^ids\[1\]: token id {size + 5} is outside .* {size + 5}$"):
+        tokenizer.decode([0, size + 5])
+
+
+def test_ids_past_the_models_vocabulary_are_refused_even_if_a_token_has_them() -> None:
+    known = byte_level_pipeline().get_vocab_size()
+    with pytest.raises(
+        InvalidRequestError, match=rf"^ids\[0\]: token id {known} is outside the vocabulary of {known}$"
+    ):
+        with_big_token(known).decode([known])
 
 
 @pytest.mark.parametrize("add", [True, False])

@@ -38,9 +38,33 @@ def test_the_special_tokens_map_speaks_where_the_configuration_is_silent(tmp_pat
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
 
 
-@pytest.mark.parametrize("bos", [None, "<nowhere>", "", 7, {"content": None}, ["<|im_end|>"]])
+@pytest.mark.parametrize("bos", [None, "<nowhere>", ""])
 def test_a_token_that_the_vocabulary_lacks_has_no_role(tmp_path: Path, bos: Any) -> None:
     assert tokenizer_of(tmp_path, byte_level_pipeline(), bos_token=bos).bos_token_id is None
+
+
+def test_a_named_token_that_the_vocabulary_lacks_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = tokenizer_of(tmp_path, byte_level_pipeline(), eos_token="<zzz>\nERROR forged", bos_token="<|im_start|>")
+    assert tokenizer.eos_token_ids == ()
+    assert tokenizer.vocab_size == byte_level_pipeline().get_vocab_size()
+    assert tokenizer.control_token_ids == {0, 1, 2}
+    assert caplog.messages == [
+        r"eos_token is '<zzz>\nERROR forged', which is no token of tokenizer.json: it has no effect"
+    ]
+
+
+@pytest.mark.parametrize("value", [5, True, ["<|im_end|>"], {"content": None}, {}])
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_named_token_of_another_shape_is_refused_by_file_and_field(
+    tmp_path: Path, file: str, name: str, value: Any
+) -> None:
+    folder_of(tmp_path, byte_level_pipeline())
+    (tmp_path / file).write_text(json.dumps({name: value}))
+    with pytest.raises(CorruptArtifactError, match=rf"/{file}: {name} must be text, or an object with the text"):
+        open_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +95,7 @@ def test_an_ordinary_token_that_is_named_for_padding_keeps_its_text(tmp_path: Pa
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingArtifactError, match=r"^tokenizer.json: is not there$"):
+    with pytest.raises(MissingArtifactError, match=rf"^{tmp_path.name}/tokenizer.json: is not there$"):
         open_tokenizer(tmp_path)
 
 
@@ -96,13 +120,13 @@ def test_a_damaged_file_is_refused_without_the_librarys_words(tmp_path: Path, co
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
     with pytest.raises(CorruptArtifactError) as caught:
         open_tokenizer(tmp_path)
-    assert str(caught.value) == "tokenizer.json: is not a tokenizer that can be read"
+    assert str(caught.value) == f"{tmp_path.name}/tokenizer.json: is not a tokenizer that can be read"
 
 
 def test_a_damaged_configuration_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, byte_level_pipeline())
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ArtifactError, match=r"^tokenizer_config\.json: is not JSON"):
+    with pytest.raises(ArtifactError, match=rf"^{tmp_path.name}/tokenizer_config\.json: is not JSON"):
         open_tokenizer(folder)
 
 
