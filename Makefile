@@ -55,6 +55,7 @@ test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files o
 	@$(BIN)/python -m pytest $(TESTS)
 
 bench: $(VENV)/run ## compare with the peers in about 3 minutes; installs them into build/benchmarks first
+	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m benchmarks.serving --quick
 
 # A failed gate keeps no other from running: each tells what it found, and make fails at the end.

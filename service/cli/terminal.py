@@ -70,7 +70,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Say something beside the answer."""
-        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def _follow(self, stream: TextStream) -> None:
         with ProgressLine(self._console) as line:
