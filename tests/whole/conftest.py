@@ -1,0 +1,66 @@
+"""The whole product in one process: the real service over the real engine, serving a tiny model on a free port."""
+
+import contextlib
+
+import grpc
+import pytest
+
+from engine.execution.engine import Engine
+from engine.execution.resident import EngineSettings
+from mlxstream.v1 import generation_pb2_grpc, model_pb2_grpc
+from service.address import Address
+from service.health import Health
+from service.live import LiveGenerations
+from service.server import SERVICE_NAMES, bind, build_server
+from tests.engine import tiny_model
+
+CONTEXT = 4096
+
+
+class Whole:
+    """A server, its engine, and stubs on one channel."""
+
+    def __init__(self, engine, channel, address):
+        self.engine = engine
+        self.channel = channel
+        self.address = address
+        self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
+        self.models = model_pb2_grpc.ModelServiceStub(channel)
+
+    @property
+    def jobs(self):
+        return len(self.engine._thread._batch) + len(self.engine._thread._incoming)
+
+
+@contextlib.asynccontextmanager
+async def serving(folder, state_dir, **changes):
+    """Serve `folder`; `changes` are engine settings."""
+    engine = Engine(EngineSettings(**({"model": str(folder), "state_dir": state_dir, "device": "cpu"} | changes)))
+    live, health = LiveGenerations(), Health(SERVICE_NAMES)
+    server = build_server(engine, live, health)
+    address = bind(server, Address(host="127.0.0.1", port=0))
+    await server.start()
+    await engine.start()
+    health.report(serving=True)
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    try:
+        async with grpc.aio.insecure_channel(str(address), options=options) as channel:
+            yield Whole(engine, channel, address)
+    finally:
+        health.close()
+        await engine.stop()
+        await live.wait_idle()
+        await server.stop(None)
+
+
+@pytest.fixture(scope="session")
+def whole_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "tiny"
+    tiny_model.write(folder, max_position_embeddings=CONTEXT)
+    return folder
+
+
+@pytest.fixture
+async def whole(whole_folder, tmp_path):
+    async with serving(whole_folder, tmp_path) as whole:
+        yield whole
