@@ -12,9 +12,9 @@ from tests.engine.models.tiny_llama import random_prompt
 STORM = 500
 
 
-def request(seed, *, prompt=8, max_tokens=4000, **options):
+def request(number, *, prompt=8, max_tokens=4000, **options):
     return generation_pb2.GenerateRequest(
-        tokens={"ids": random_prompt(seed, prompt)},
+        tokens={"ids": random_prompt(number, prompt)},
         options=options_pb2.GenerateOptions(max_tokens=max_tokens, eos_token_ids={"ids": []}, **options),
     )
 
@@ -64,7 +64,7 @@ async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(wh
 
 
 async def test_a_caller_who_leaves_during_a_long_prompt_frees_the_row_before_it_is_read(whole):
-    call = whole.generation.Generate(request(1, prompt=3900, max_tokens=5, prefill_chunk_size=8))
+    call = whole.generation.Generate(request(1, prompt=3900, max_tokens=5, prefill_chunk_size=1))
     await until(lambda: whole.jobs == 1)
     row = next(iter(whole.engine._thread._batch)).row
     await until(lambda: row.prefilled_tokens > 0)
