@@ -20,7 +20,7 @@
     │   └── UnsupportedArtifactError a well-formed file of a kind that we do not read
     └── GraphContractError           a graph's declaration and its operations disagree
 
-Messages are written for callers: they name the field, the file (never its folder) and the numbers,
+Messages are written for callers: they name the field, the file (at most with its own folder's name) and the numbers,
 and hold no prompt text, no exception text of a library and no path.
 """
 
@@ -207,7 +207,7 @@ class GenerationAborted(EngineError):  # noqa: N818 - an outcome that was asked 
 
 
 class ArtifactError(EngineError):
-    """Model files cannot be used. `file` is a file name without its folder."""
+    """Model files cannot be used. `file` is a file name, at most with the name of its own folder."""
 
     reason = "ARTIFACT"
 
