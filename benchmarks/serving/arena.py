@@ -115,9 +115,10 @@ class Arena:
         one.child.resume()
         await asyncio.sleep(SETTLE_SECONDS)
         try:
-            foreign = ForeignWork(one.child.cpu_seconds)
+            foreign, cpu_before = ForeignWork(one.child.cpu_seconds), one.child.cpu_seconds()
             result = await action(one)
-            return record | {"foreign_cores": foreign.cores()}, result
+            spent = one.child.cpu_seconds() - cpu_before
+            return record | {"foreign_cores": foreign.cores(), "server_cpu_seconds": spent}, result
         finally:
             one.child.pause()
 

@@ -84,10 +84,12 @@ async def in_turns(
                 send = partial(send_load, arena.prompts, streams, prompt_tokens, new_tokens)
                 record, timelines = await arena.turn(contestant, send)
                 record |= {"round": number, "streams": streams, **summarize_load(timelines)}
+                record["tokens_per_cpu_second"] = record["tokens"] / record["server_cpu_seconds"]
                 records.append(record)
                 arena.say(
                     f"round {number + 1}/{rounds}  {streams:2d} streams  {contestant.name:28s}"
                     f" {record['end_to_end_tps']:7.1f} tok/s  first token {record['first_token_seconds']:.2f} s"
+                    f"  {record['tokens_per_cpu_second']:.1f} tok/CPU s  others {record['foreign_cores'] or 0.0:.2f} cores"
                 )
     return records
 

@@ -57,7 +57,17 @@ def load_table(results: Results, name: str, title: str) -> Table:
             cell = [record for record in records if (record["streams"], record["contestant"]) == (streams, contestant)]
             if cell:
                 rows.append((str(streams), contestant, *_load_cells(cell), str(len(cell))))
-    head = ("streams", "", "tok/s end to end", "tok/s all decoding", "first token s", "p95 s", "gap ms", "rounds")
+    head = (
+        "streams",
+        "",
+        "tok/s end to end",
+        "tok/s all decoding",
+        "first token s",
+        "p95 s",
+        "gap ms",
+        "tok per CPU s",
+        "rounds",
+    )
     note = "With many streams the first may end before the last begins: no rate while all decode."
     return Table(title=title, note=note if name == "load" else "", head=head, rows=tuple(rows))
 
@@ -158,6 +168,7 @@ def _load_cells(cell: Records) -> tuple[str, ...]:
         _number(middle(cell, "first_token_seconds", _any), 2),
         _number(middle(cell, "first_token_p95_seconds", _any), 2),
         _milliseconds(middle(cell, "gap_seconds", _any)),
+        _number(middle(cell, "tokens_per_cpu_second", _any), 1),
     )
 
 
