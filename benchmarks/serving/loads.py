@@ -89,7 +89,8 @@ async def in_turns(
                 arena.say(
                     f"round {number + 1}/{rounds}  {streams:2d} streams  {contestant.name:28s}"
                     f" {record['end_to_end_tps']:7.1f} tok/s  first token {record['first_token_seconds']:.2f} s"
-                    f"  {record['tokens_per_cpu_second']:.1f} tok/CPU s  others {record['foreign_cores'] or 0.0:.2f} cores"
+                    f"  {record['tokens_per_cpu_second']:.1f} tok/CPU s"
+                    f"  others {record['foreign_cores'] or 0.0:.2f} cores"
                 )
     return records
 
