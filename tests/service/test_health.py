@@ -17,6 +17,7 @@ from service.health import follow_engine
 from service.server import SERVICE_NAMES
 from tests.service.harness import Serving, reason_of
 
+METHODS = sorted(health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name)
 NAMES = ("", *SERVICE_NAMES)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -115,6 +116,7 @@ async def test_an_unknown_service_is_not_found_on_check_and_unknown_on_watch(ser
     watch.cancel()
 
 
+@pytest.mark.skipif("List" not in METHODS, reason="the installed grpcio-health-checking knows no List yet")
 async def test_list_tells_of_every_service_at_once(serving: Serving) -> None:
     answer = await stub(serving).List(health_pb2.HealthListRequest())
     assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(NAMES, NOT_SERVING)
@@ -123,7 +125,7 @@ async def test_list_tells_of_every_service_at_once(serving: Serving) -> None:
     assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(NAMES, SERVING)
 
 
-@pytest.mark.parametrize("method", ["Check", "List", "Watch"])
+@pytest.mark.parametrize("method", METHODS)
 async def test_garbage_is_a_malformed_message_and_not_a_fault_of_ours(
     serving: Serving, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,8 @@ class BackgroundLoop:
         try:
             future = self._submit(work)
         except BaseException:
-            work.close()
+            with contextlib.suppress(RuntimeError, ValueError):  # an interrupt may come when the loop has it already
+                work.close()
             raise
         try:
             return future.result()
