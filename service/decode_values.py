@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError
 from engine.contracts.options import MAX_STOP_SEQUENCES
@@ -77,6 +78,8 @@ def _violations(message: Message, path: str) -> Iterator[FieldViolation]:
     if isinstance(message, Duration):
         yield from _duration_violations(message, path)
         return
+    for unknown in UnknownFieldSet(message):
+        yield FieldViolation(path, f"field number {unknown.field_number} is not known to this server")
     for field, value in message.ListFields():
         yield from _field_violations(field, value, f"{path}.{field.name}")
 

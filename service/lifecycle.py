@@ -92,7 +92,7 @@ async def run_server(
     except BindError as error:
         raise StartError(str(error)) from None
     finally:
-        await close(engine, live, health, server)
+        await close(engine, live, health, server, signals)
 
 
 def checked_address(settings: ServerSettings) -> Address:
@@ -160,11 +160,13 @@ async def drain(live: LiveGenerations, health: Health, signals: Signals, *, grac
             await before(signals.second, live.wait_idle())
 
 
-async def close(engine: Engine, live: LiveGenerations, health: Health, server: grpc.aio.Server) -> None:
+async def close(
+    engine: Engine, live: LiveGenerations, health: Health, server: grpc.aio.Server, signals: Signals
+) -> None:
     """End what is left: streams first, by the engine's word, then the connections."""
     live.drain()
     health.close()
-    await engine.stop()
+    await engine.stop(signals.second)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await live.wait_idle()

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNEXPLAINED_LIMIT: Final = 2
-"""Failures of a step whose rows all pass alone, before one of them has to go: together they are too much."""
 STEP_SECONDS_DECAY: Final = 0.95
 
 Told = list[tuple["Mailbox", "GenerationEvent"]]
@@ -116,7 +114,7 @@ class Batch:
         self._jobs = Scheduler[Job](stepper.limits)
         self._step: _Step | None = None
         self._suspects: dict[Job, int] = {}
-        self._unexplained = 0
+        self._failed_together: frozenset[Job] = frozenset()
         self.step_seconds = 0.0
 
     def __len__(self) -> int:
@@ -142,7 +140,9 @@ class Batch:
         before, self._step = self._step, None
         failed = self._start_next(before)
         if before is not None:
-            self._tell(self._finish(before))
+            told, unread = self._finish(before)
+            self._tell(told)
+            failed = unread or failed  # what followed a failed step never had a chance: one incident, one trial
         if failed is not None:
             self._tell(self._isolate(failed))
         self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
@@ -199,23 +199,24 @@ class Batch:
             return [] if before is not None else [(suspect, width)]
         return self._jobs.plan(lambda job: before is None or before.pending.may_follow(job.row))
 
-    def _finish(self, step: _Step) -> Told:
-        """Read `step` and commit its tokens; those of jobs that have left meanwhile are dropped."""
+    def _finish(self, step: _Step) -> tuple[Told, dict[Job, int] | None]:
+        """Read `step` and commit its tokens, but for those of jobs that have left; or the targets of a failed one."""
         try:
             drawn = step.pending.read()
         except Exception:
             self._step = None
-            return self._isolate(self._noted(step.targets))
+            return [], self._noted(step.targets)
         if len(step.targets) > 1:
-            self._unexplained = 0
+            self._failed_together = frozenset()
         self._suspects = {job: target for job, target in self._suspects.items() if job.row.position < target}
         alive = set(self._jobs.running)
-        return [
+        told = [
             event
             for job, token in zip(step.targets, drawn, strict=True)
             if job in alive
             for event in self._commit(job, token)
         ]
+        return told, None
 
     def _commit(self, job: Job, token: int | RowFault | None) -> Told:
         """Commit one row's token; a fault in its numbers, text or stop rules ends this row alone."""
@@ -262,14 +263,12 @@ class Batch:
         return told
 
     def _guilty(self, targets: dict[Job, int], suspects: dict[Job, int]) -> Job | None:
-        """The suspect that failed alone, or the newest of rows that pass alone and have failed together again."""
+        """The suspect that failed alone, or the newest of rows that have passed alone and failed together again."""
         if len(targets) == 1:
             return next((job for job in suspects if job in self._suspects), None)
-        self._unexplained += 1
-        if self._unexplained < UNEXPLAINED_LIMIT:
-            return None
-        self._unexplained = 0
-        return next((job for job in reversed(self._jobs.running) if job in suspects), None)
+        again = len(self._failed_together & suspects.keys()) > 1
+        self._failed_together = frozenset() if again else frozenset(suspects)
+        return next((job for job in reversed(self._jobs.running) if job in suspects), None) if again else None
 
     def _require_working_device(self, correlation_id: str) -> None:
         try:

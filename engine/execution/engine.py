@@ -7,7 +7,6 @@ Importing this module never imports mlx: the engine thread does, after the runti
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 import time
@@ -21,6 +20,7 @@ from engine.contracts.errors import (
     NotFoundError,
     UnavailableError,
 )
+from engine.contracts.results import FinishReason
 from engine.execution.accepting import Acceptance, accept
 from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
     from engine.execution.resident import EngineSettings
+    from engine.generation.row import Row
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +57,15 @@ class EngineState(enum.Enum):
 class Generation:
     """One accepted generation: its events, its abort, its end. Used on the loop, except `abort`."""
 
-    def __init__(self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox) -> None:
+    def __init__(
+        self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox, row: Row
+    ) -> None:
         """Built by the engine alone."""
         self.generation_id = generation_id
         self.request_id = request_id
         self._controller = controller
         self._mailbox = mailbox
+        self._row = row
 
     async def next_event(self) -> GenerationEvent:
         """Wait for the next event; tokens that piled up come merged. The end is always last."""
@@ -74,6 +78,10 @@ class Generation:
     async def finished(self) -> GenerationFinished:
         """Wait for the end without reading events."""
         return await self._mailbox.finished()
+
+    def give_up(self, error: EngineError) -> None:
+        """End without the engine thread, which does not answer any more; what it may still say is dropped."""
+        self._mailbox.put(self._row.finished(FinishReason.ERROR, error=error))
 
 
 class Engine:
@@ -149,19 +157,30 @@ class Engine:
             self._state = EngineState.READY
         return self.model
 
-    async def stop(self) -> None:
-        """Abort what runs, end the thread and wait for it. Idempotent; also ends a load, at its next tensor."""
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
+        """Abort what runs, end the thread and wait for it. Idempotent; also ends a load, at its next tensor.
+
+        A thread that does not answer is left behind after a while, or as soon as `hurry` is set.
+        """
         self._stopping = True
         for generation, _ in list(self._live.values()):
             generation.abort(AbortReason.SHUTDOWN)
         if self._thread is not None:
             self._thread.stop()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS if self._resident is not None else STOP_LOADING_SECONDS):
-                    await self._ended.wait()
+            await self._wait_ended(STOP_SECONDS if self._resident is not None else STOP_LOADING_SECONDS, hurry)
+        for generation, _ in list(self._live.values()):
+            generation.give_up(UnavailableError("stopped", "the service is shutting down"))
         self._text_work.close()
         if self._state is not EngineState.FAILED:
             self._state = EngineState.STOPPED
+
+    async def _wait_ended(self, seconds: float, hurry: asyncio.Event | None) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._ended, hurry) if event is not None]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     async def wait_failed(self) -> None:
         """Return when the engine thread has died."""
@@ -225,13 +244,14 @@ class Engine:
         key = (request.caller, acceptance.request_id)
         mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
         controller = AbortController()
+        row = acceptance.open_row(resident, controller.signal, submitted_at)
         generation = Generation(
             generation_id=acceptance.generation_id,
             request_id=acceptance.request_id,
             controller=controller,
             mailbox=mailbox,
+            row=row,
         )
-        row = acceptance.open_row(resident, controller.signal, submitted_at)
         if self._thread is None:
             raise UnavailableError("stopped")
         self._thread.submit(

@@ -227,7 +227,7 @@ class FakeEngine:
         self.state = EngineState.READY
         return MODEL
 
-    async def stop(self) -> None:
+    async def stop(self, hurry: asyncio.Event | None = None) -> None:
         self.stopped = True
         for generation in list(self.live.values()):
             generation.abort(AbortReason.SHUTDOWN)

@@ -105,3 +105,19 @@ async def test_more_ids_to_detokenize_than_any_text_has_are_refused_with_both_nu
         await serving.models.Detokenize(model_pb2.DetokenizeRequest(ids=[1] * 1_048_577))
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert failure.value.details() == "ids: at most 1048576 are allowed, got 1048577"
+
+
+@pytest.mark.parametrize(
+    ("field", "data", "path"),
+    [("options", b"\x80\x06\x01", "options"), ("delivery", b"\xe8\x04\x01", "delivery")],
+)
+async def test_a_field_that_this_server_does_not_know_is_refused_by_its_number(
+    serving: Serving, field: str, data: bytes, path: str
+) -> None:
+    request = generation_pb2.GenerateRequest(text={"text": "hi"})
+    getattr(request, field).MergeFromString(data)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await serving.generation.Generate(request).read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert violated_fields(refusal.value) == [path]
+    assert "is not known to this server" in (refusal.value.details() or "")

@@ -272,7 +272,7 @@ async def test_a_step_that_never_ends_does_not_keep_the_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Stuck(FakeEngine):
-        async def stop(self) -> None:
+        async def stop(self, hurry: asyncio.Event | None = None) -> None:
             self.stopped = True
 
     engine = Stuck()

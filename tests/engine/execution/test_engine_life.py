@@ -211,3 +211,29 @@ async def test_the_models_facts_are_told(engine):
     transposed_head = 4 * tiny_model.VOCAB * info.geometry.hidden_size  # kept where the BLAS is slow at single rows
     assert info.weights_bytes - 4 * info.parameters in (0, transposed_head)
     assert mx.default_device() == mx.cpu
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_a_step_that_hangs_cannot_keep_callers_waiting_for_the_end(folder, tmp_path, monkeypatch, hurried):
+    hanging, release = threading.Event(), threading.Event()
+
+    def hang(binding, rows, after):
+        hanging.set()
+        release.wait(20)
+        raise RuntimeError("the step was let go")
+
+    engine = Engine(settings(folder, tmp_path))
+    await engine.start()
+    monkeypatch.setattr(stepper, "dispatch_packed_step", hang)
+    monkeypatch.setattr("engine.execution.engine.STOP_SECONDS", 10 if hurried else 0.2)
+    generation = await engine.generate(GenerationRequest(prompt=tokens(1, 4), options=GenerateOptions()))
+    await asyncio.to_thread(hanging.wait, 10)
+    hurry = asyncio.Event()
+    if hurried:
+        hurry.set()
+    await asyncio.wait_for(engine.stop(hurry), 5)
+    end = await asyncio.wait_for(generation.finished(), 1)
+    assert isinstance(end.error, UnavailableError)
+    assert end.stats.prompt_tokens == 4
+    release.set()
+    await asyncio.to_thread(engine._thread.join)

@@ -130,6 +130,7 @@ class FakeStepper:
 
     def __init__(self):
         self.fault = None
+        self.dispatch_faults = 0
         self.guilty = None
         self.guilty_at = 0
         self.most_together = 10**9
@@ -145,6 +146,9 @@ class FakeStepper:
         return [FakeCache()]
 
     def dispatch(self, rows, after):
+        if self.dispatch_faults:
+            self.dispatch_faults -= 1
+            raise RuntimeError("no step could be started")
         assert after is None or all(after.may_follow(row) for row in rows if row in after.rows)
         return FakePending(self, list(rows))
 
@@ -332,6 +336,33 @@ async def test_a_device_that_no_longer_works_ends_the_engine_and_everybody_waiti
     assert harness.stepper.closed
     with pytest.raises(UnavailableError):
         harness.submit()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_one_incident_that_hits_both_steps_in_flight_ends_nobody(harness, count):
+    harness.stepper.gated = True
+    jobs = [harness.submit(length=30)[0] for _ in range(count)]
+    harness.stepper.gate.release(6)
+    await until(lambda: harness.stepper.steps == 6)
+    harness.stepper.dispatch_faults = 1
+    harness.stepper.gate.release(1)
+    await until(lambda: not harness.stepper.dispatch_faults)  # now the step before it is waited for
+    harness.stepper.faults = 1
+    harness.stepper.gate.release(1000)
+    assert [(await end_of(job)).finish_reason for job in jobs] == [FinishReason.LENGTH] * count
+
+
+async def test_an_old_joint_failure_is_not_held_against_strangers(harness):
+    harness.stepper.gated = True
+    pair = [harness.submit(length=1)[0] for _ in range(2)]
+    harness.stepper.faults = 1
+    harness.stepper.gate.release(1000)
+    assert [(await end_of(job)).finish_reason for job in pair] == [FinishReason.LENGTH] * 2
+    for _ in range(3):
+        await end_of(harness.submit(length=2)[0])
+    strangers = [harness.submit(length=12)[0] for _ in range(2)]
+    harness.stepper.faults = 1
+    assert [(await end_of(job)).finish_reason for job in strangers] == [FinishReason.LENGTH] * 2
 
 
 async def test_a_row_without_a_token_ends_alone_with_the_reason_in_the_log(harness, caplog):
