@@ -78,8 +78,9 @@ def _violations(message: Message, path: str) -> Iterator[FieldViolation]:
     if isinstance(message, Duration):
         yield from _duration_violations(message, path)
         return
-    for unknown in UnknownFieldSet(message):
-        yield FieldViolation(path, f"field number {unknown.field_number} is not known to this server")
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        yield FieldViolation(path, f"field number {unknown[index].field_number} is not known to this server")
     for field, value in message.ListFields():
         yield from _field_violations(field, value, f"{path}.{field.name}")
 
