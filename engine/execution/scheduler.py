@@ -50,8 +50,8 @@ JobT = TypeVar("JobT", bound=Schedulable)
 class Limits:
     """What one engine may hold and do at once.
 
-    `prefill_step_tokens` bounds the prompt tokens of a step in which nobody decodes, `mixed_prefill_tokens` of one in
-    which somebody does. `state_bytes` bounds the predicted state of all running rows.
+    `prefill_step_tokens` bounds the prompt tokens of a step; where somebody decodes, so does `mixed_prefill_tokens` for
+    each prompt that is being read. `state_bytes` bounds the predicted state of all running rows.
     """
 
     max_rows: int
@@ -127,8 +127,7 @@ class Scheduler(Generic[JobT]):
         """
         ready = [entry for entry in self._running if may_step(entry.job)]
         plan = [(entry.job, 1) for entry in ready if not entry.job.is_prefilling]
-        decoding = any(not entry.job.is_prefilling for entry in self._running)
-        budget = self.limits.mixed_prefill_tokens if decoding else self.limits.prefill_step_tokens
+        budget = self._prefill_budget()
         spent = 0
         for entry in sorted((e for e in ready if e.job.is_prefilling), key=_by_turn):
             width = entry.job.next_width(max(1, budget - spent))
@@ -138,6 +137,16 @@ class Scheduler(Generic[JobT]):
             spent += width
         self._served_tokens += spent
         return plan
+
+    def _prefill_budget(self) -> int:
+        """Prompt tokens of the next step: beside decoding rows, a share for each prompt that waits for its first token.
+
+        One long prompt so delays running streams little, and a burst of prompts is not read in drops.
+        """
+        prefilling = sum(entry.job.is_prefilling for entry in self._running)
+        if prefilling == len(self._running):
+            return self.limits.prefill_step_tokens
+        return min(self.limits.prefill_step_tokens, self.limits.mixed_prefill_tokens * prefilling)
 
     def _next_waiting(self) -> _Entry[JobT]:
         rows_of = Counter(entry.job.caller for entry in self._running)

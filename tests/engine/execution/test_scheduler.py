@@ -86,6 +86,17 @@ def test_every_decoding_row_steps_beside_a_long_prompt_that_gets_its_share():
     assert plan[-1] == (long, 16)
 
 
+def test_a_burst_of_prompts_beside_decoding_rows_shares_a_whole_step():
+    policy = scheduler(max_rows=8)
+    decoding(policy, 1)
+    for prompts, spent in ((1, 16), (2, 32), (4, 64), (6, 64)):
+        jobs = submit(policy, *(FakeJob(1000) for _ in range(prompts)))
+        policy.admit()
+        assert sum(width for _, width in policy.plan()[1:]) == spent
+        for job in jobs:
+            policy.remove(job)
+
+
 def test_a_prompt_alone_takes_the_whole_budget_of_a_step():
     policy = scheduler()
     submit(policy, FakeJob(1000))
