@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 # Threads of the engine, which have nothing left to do once it has stopped.
 ENGINE_THREADS: Final = "mlx-"
 ENDING_SECONDS: Final = 0.5
+# How soon the loop gets the interpreter back from the engine thread, which builds steps in Python. With the default of
+# 5 ms, tokens of 16 streams took 19 ms to reach a client (52 ms at p99); with this, 8 ms (19 ms).
+SWITCH_SECONDS: Final = 0.0005
 
 
 def run_process(flags: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     """Serve until a signal asks to stop, then end the process: with 0, or with 1 and one line on standard error."""
     status = 0
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         settings = load_settings(flags, config_file)
         configure_logging(settings.log_level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from service import process
 from tests.service.test_signals import start
 
 STUCK = """
@@ -37,3 +38,11 @@ def test_without_such_a_thread_the_interpreter_ends_by_itself() -> None:
     process = start(BRIEF)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (1, "done\nall of it\n", "")
+
+
+def test_the_loop_gets_the_interpreter_back_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(process.sys, "setswitchinterval", asked.append)
+    with pytest.raises(SystemExit):
+        process.run_process({"model": ""}, None)
+    assert asked == [0.0005]
