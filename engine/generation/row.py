@@ -110,11 +110,6 @@ class Row:
         return len(self._fed) - self._fed_tokens
 
     @property
-    def longest_tokens(self) -> int:
-        """Tokens that the state will hold at most."""
-        return len(self._prompt) + self.options.max_tokens
-
-    @property
     def next_index(self) -> int:
         """Completion index of the token that will be sampled next."""
         return len(self._generated)
