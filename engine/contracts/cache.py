@@ -39,7 +39,9 @@ class TableStep(Protocol):
     def order(self) -> Sequence[int]:
         """The packed tokens in the order in which `attend` returns them."""
 
-    def attend(self, queries: mx.array, joined: mx.array, *, layer: int, scale: float) -> list[mx.array]:
+    def attend(
+        self, queries: mx.array, joined: mx.array, *, layer: int, scale: float, softcap: float = 0.0
+    ) -> list[mx.array]:
         """Append, then attend causally.
 
         Args:
@@ -47,6 +49,7 @@ class TableStep(Protocol):
             joined: keys, then values: [T, 2·Hkv, 1, D] of the whole step.
             layer: index into the rows' caches.
             scale: factor on the scores.
+            softcap: bound that tanh puts on the scores; 0 means none.
 
         Returns:
             Parts [.., H·D] that, joined, hold the tokens in `order`.
@@ -79,10 +82,12 @@ class Cache(Protocol):
     def nbytes(self) -> int:
         """Bytes reserved, padding included."""
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
+    ) -> mx.array:
         """Append `keys`, `values` [1, Hkv, L, D] and attend with `queries` [1, H, L, D], causally.
 
-        Returns [1, H, L, D].
+        Scores are multiplied by `scale`, then bounded by tanh to `softcap` unless that is 0. Returns [1, H, L, D].
         """
 
     def place_for(self, tokens: int) -> TablePlace | None:

@@ -40,6 +40,8 @@ class GraphGeometry:
     """The sizes that policies read. Counts of heads are per layer; `context_length` is in tokens.
 
     `layer_types` holds "full_attention" or "sliding_attention" per layer; `sliding_window` is 0 without one.
+    `layer_key_values` holds the values that one token's keys take in each layer, 0 where a layer keeps none of its
+    own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values.
     """
 
     vocab_size: int
@@ -51,6 +53,12 @@ class GraphGeometry:
     context_length: int
     layer_types: tuple[str, ...]
     sliding_window: int = 0
+    layer_key_values: tuple[int, ...] = ()
+
+    @property
+    def key_values(self) -> tuple[int, ...]:
+        """The values that one token's keys take in each layer; its values take as many."""
+        return self.layer_key_values or (self.kv_heads * self.head_dim,) * self.layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

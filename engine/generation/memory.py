@@ -20,7 +20,7 @@ USABLE_SHARE = 0.75
 
 def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:
     """Bytes that one token adds to a row's plain caches, all layers together."""
-    return 2 * geometry.layers * geometry.kv_heads * geometry.head_dim * element_bytes
+    return 2 * sum(geometry.key_values) * element_bytes
 
 
 def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 
 def causal_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, window: int = 0, composed: bool = False
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    composed: bool = False,
 ) -> mx.array:
     """Attend causally; the queries are the newest positions of the keys.
 
@@ -28,13 +35,14 @@ def causal_attention(
         keys: [1, Hkv, N, D] with N ≥ L; position N-1 belongs to query L-1.
         values: [1, Hkv, N, D].
         scale: factor on the scores, usually D ** -0.5.
+        softcap: bound that tanh puts on the scores; 0 means none.
         window: positions that a query sees, itself included; 0 means all.
         composed: avoid the library's exponential.
 
     Returns:
         [1, H, L, D].
 
-    Source: Vaswani et al. 2017, section 3.2.1; Beltagy et al. 2020 (sliding window).
+    Source: Vaswani et al. 2017, section 3.2.1; Beltagy et al. 2020 (sliding window); Gemma 2 report, section 2 (cap).
     """
     length, held = queries.shape[2], keys.shape[2]
     if window and held > window + length - 1:
@@ -42,11 +50,25 @@ def causal_attention(
         held = window + length - 1
     if composed:
         visible = None if length == 1 else visible_keys(length, held, window)
-        return attention_of_powers(queries, keys, values, scale=scale, visible=visible)
+        return attention_of_powers(queries, keys, values, scale=scale, softcap=softcap, visible=visible)
+    if softcap:
+        return _capped_attention(queries, keys, values, scale, softcap, window)
     mask: mx.array | str | None = None
     if length > 1:
         mask = _window_mask(length, held, window) if window and held > window else "causal"
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+def _capped_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, softcap: float, window: int
+) -> mx.array:
+    """The library has no kernel for bounded scores, so each operation stands by itself."""
+    length, held = queries.shape[2], keys.shape[2]
+    grouped = (queries * scale).reshape(1, keys.shape[1], -1, length, queries.shape[3])
+    scores = mx.tanh((grouped @ keys[:, :, None].swapaxes(-1, -2)) / softcap) * softcap
+    if length > 1:
+        scores = mx.where(_window_mask(length, held, window or held), scores, mx.finfo(scores.dtype).min)
+    return (mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]).reshape(queries.shape)
 
 
 def visible_keys(length: int, held: int, window: int = 0) -> mx.array:
@@ -70,12 +92,13 @@ class PackedAttention:
     Planned once; every layer calls it. No row's arithmetic sees another's numbers.
     """
 
-    __slots__ = ("_plans", "_scale", "_segments", "_starts", "_tokens")
+    __slots__ = ("_plans", "_scale", "_segments", "_softcap", "_starts", "_tokens")
 
-    def __init__(self, segments: Sequence[PackedSegment], *, scale: float) -> None:
-        """`segments` are the rows' stretches in packed order; `scale` is the factor on the scores."""
+    def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float = 0.0) -> None:
+        """`segments` are the rows' stretches in packed order; scores get the factor `scale` and the bound `softcap`."""
         self._segments = segments
         self._scale = scale
+        self._softcap = softcap
         self._starts = [0, *accumulate(segment.length for segment in segments)]
         self._tokens = self._starts.pop()
         self._plans: dict[tuple[CacheTable | None, ...], _LayerPlan] = {}
@@ -97,7 +120,7 @@ class PackedAttention:
         if plan.steps:
             joined = mx.concatenate([keys, values], axis=1)
             for step in plan.steps:
-                outputs += step.attend(queries, joined, layer=layer, scale=self._scale)
+                outputs += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
         for index in plan.alone:
             outputs.append(self._alone(index, queries, keys, values, layer))
         for index in plan.seated:
@@ -108,7 +131,8 @@ class PackedAttention:
     def _alone(self, index: int, queries: mx.array, keys: mx.array, values: mx.array, layer: int) -> mx.array:
         segment, start = self._segments[index], self._starts[index]
         stretch = [part[start : start + segment.length].transpose(2, 1, 0, 3) for part in (queries, keys, values)]
-        return segment.caches[layer].attend(*stretch, scale=self._scale)[0].swapaxes(0, 1).flatten(1)
+        mixed = segment.caches[layer].attend(*stretch, scale=self._scale, softcap=self._softcap)
+        return mixed[0].swapaxes(0, 1).flatten(1)
 
     def _plan(self, layer: int) -> _LayerPlan:
         places = [segment.caches[layer].place_for(segment.length) for segment in self._segments]

@@ -34,7 +34,13 @@ def log_sum_exp(x: mx.array, *, composed: bool) -> mx.array:
 
 
 def attention_of_powers(
-    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, visible: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    visible: mx.array | None,
 ) -> mx.array:
     """Attention whose softmax is made of powers of two; heads that share keys share one product.
 
@@ -43,6 +49,7 @@ def attention_of_powers(
         keys: [B, Hkv, N, D]; H is a multiple of Hkv.
         values: [B, Hkv, N, D].
         scale: factor on the scores, usually D ** -0.5.
+        softcap: bound that tanh puts on the scores; 0 means none.
         visible: what is added to the scores, broadcast to [B, 1, 1, L, N]: 0 where a key is seen, else -inf; None
             shows every key to every query. Each query must see one key at least.
 
@@ -51,8 +58,11 @@ def attention_of_powers(
     """
     batch, heads, length, dim = queries.shape
     kv_heads, held = keys.shape[1], keys.shape[2]
-    grouped = (queries * (scale * LOG2_E)).reshape(batch, kv_heads, -1, dim)
+    factor = scale / softcap if softcap else scale * LOG2_E
+    grouped = (queries * factor).reshape(batch, kv_heads, -1, dim)
     scores = grouped @ keys.swapaxes(-1, -2)
+    if softcap:
+        scores = mx.tanh(scores) * (softcap * LOG2_E)
     if visible is not None:
         scores = (scores.reshape(batch, kv_heads, -1, length, held) + visible).reshape(scores.shape)
     weights = mx.power(2.0, scores - mx.max(scores, axis=-1, keepdims=True))

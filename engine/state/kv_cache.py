@@ -42,11 +42,19 @@ class KvCache:
         """Bytes reserved, padding included."""
         return sum(array.nbytes for array in self.arrays())
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
+    ) -> mx.array:
         """Append, then attend causally. See `engine.contracts.cache.Cache.attend`."""
         held_keys, held_values = self._append(keys, values)
         return causal_attention(
-            queries, held_keys, held_values, scale=scale, window=self._window, composed=self._composed
+            queries,
+            held_keys,
+            held_values,
+            scale=scale,
+            softcap=softcap,
+            window=self._window,
+            composed=self._composed,
         )
 
     def place_for(self, tokens: int) -> None:

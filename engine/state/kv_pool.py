@@ -200,13 +200,15 @@ class PooledKvCache:
         held = self._held()
         return 0 if held is None else held.nbytes // held.shape[0]
 
-    def attend(self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
+    ) -> mx.array:
         """A table step of this row alone. See `engine.contracts.cache.Cache.attend`."""
         length = keys.shape[2]
         place = self.place_for(length)
         step = place.table.plan([TableMember(slot=place.slot, start=0, length=length, offset=self._offset)])
         packed = [part.transpose(2, 1, 0, 3) for part in (queries, mx.concatenate([keys, values], axis=1))]
-        mixed = step.attend(*packed, layer=self._layer, scale=scale)[0]
+        mixed = step.attend(*packed, layer=self._layer, scale=scale, softcap=softcap)[0]
         self.advance(length)
         return mixed.reshape(length, queries.shape[1], 1, -1).transpose(2, 1, 0, 3)
 

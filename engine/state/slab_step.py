@@ -43,14 +43,16 @@ class SlabStep:
         for stretch in self._stretches:
             self.order += range(stretch.packed.start, stretch.packed.stop)
 
-    def attend(self, queries: mx.array, joined: mx.array, *, layer: int, scale: float) -> list[mx.array]:
+    def attend(
+        self, queries: mx.array, joined: mx.array, *, layer: int, scale: float, softcap: float = 0.0
+    ) -> list[mx.array]:
         """Write, then attend. See `engine.contracts.cache.TableStep.attend`."""
         storage = self._slab.storage(layer, joined)
         parts: list[_Decoding | _Stretch] = [*([self._decoding] if self._decoding else []), *self._stretches]
         # All writes come before all reads: a read in between would make the next write copy the whole slab.
         for part in parts:
             part.write(storage, joined)
-        return [part.attended(storage, queries, scale) for part in parts]
+        return [part.attended(storage, queries, scale, softcap) for part in parts]
 
 
 class _Decoding:
@@ -79,9 +81,9 @@ class _Decoding:
     def write(self, storage: mx.array, joined: mx.array) -> None:
         storage[self._slots, :, self._positions] = joined[self._written, :, 0]
 
-    def attended(self, storage: mx.array, queries: mx.array, scale: float) -> mx.array:
+    def attended(self, storage: mx.array, queries: mx.array, scale: float, softcap: float) -> mx.array:
         slots = slice(self._first, self._last + 1)
-        mixed = _attend(storage, queries[self._rows], slots, self._held, self._visible, scale)
+        mixed = _attend(storage, queries[self._rows], slots, self._held, self._visible, scale, softcap)
         return (mixed if self._kept is None else mixed[self._kept]).flatten(1)
 
 
@@ -100,17 +102,27 @@ class _Stretch:
     def write(self, storage: mx.array, joined: mx.array) -> None:
         storage[self._slots, :, self._written] = joined[self.packed].transpose(2, 1, 0, 3)
 
-    def attended(self, storage: mx.array, queries: mx.array, scale: float) -> mx.array:
+    def attended(self, storage: mx.array, queries: mx.array, scale: float, softcap: float) -> mx.array:
         stretch = queries[self.packed].transpose(2, 1, 0, 3)
-        return _attend(storage, stretch, self._slots, self._held, self._visible, scale)[0].swapaxes(0, 1).flatten(1)
+        return (
+            _attend(storage, stretch, self._slots, self._held, self._visible, scale, softcap)[0]
+            .swapaxes(0, 1)
+            .flatten(1)
+        )
 
 
 def _attend(
-    storage: mx.array, queries: mx.array, slots: slice, held: int, visible: mx.array | None, scale: float
+    storage: mx.array,
+    queries: mx.array,
+    slots: slice,
+    held: int,
+    visible: mx.array | None,
+    scale: float,
+    softcap: float,
 ) -> mx.array:
     kv_heads = storage.shape[1] // 2
     keys, values = storage[slots, :kv_heads, :held], storage[slots, kv_heads:, :held]
-    return attention_of_powers(queries, keys, values, scale=scale, visible=visible)
+    return attention_of_powers(queries, keys, values, scale=scale, softcap=softcap, visible=visible)
 
 
 def _selection(indices: list[int]) -> slice | mx.array:

@@ -1,5 +1,7 @@
 """Predicted bytes against what real caches hold, and the budget's arithmetic."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
@@ -43,3 +45,8 @@ def test_the_budget_leaves_a_quarter_and_the_workspace():
     budget = state_budget_bytes(geometry(head_dim=64), available_bytes=10**9, step_tokens=64)
     assert budget == 750_000_000 - 64 * 550_000
     assert state_budget_bytes(geometry(head_dim=64), available_bytes=1000, step_tokens=64) == 0
+
+
+def test_layers_of_unlike_sizes_count_each_for_itself():
+    unlike = replace(geometry(), layer_key_values=(32, 0, 128))
+    assert row_bytes(unlike, 256, 4) == 256 * 2 * (32 + 128) * 4

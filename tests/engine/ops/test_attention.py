@@ -17,7 +17,7 @@ def random(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def naive(queries, keys, values, window):
+def naive(queries, keys, values, window, softcap=0.0):
     """Loop over heads and positions, in float64."""
     heads, length, _ = queries.shape[1:]
     held = keys.shape[2]
@@ -28,6 +28,7 @@ def naive(queries, keys, values, window):
             newest = held - length + query
             oldest = max(0, newest - window + 1) if window else 0
             scores = keys[0, kv_head, oldest : newest + 1].astype(np.float64) @ queries[0, head, query] * SCALE
+            scores = np.tanh(scores / softcap) * softcap if softcap else scores
             weights = np.exp(scores - scores.max())
             out[0, head, query] = weights / weights.sum() @ values[0, kv_head, oldest : newest + 1]
     return out
@@ -42,6 +43,19 @@ def test_causal_attention_equals_the_naive_loop(length, held, window, composed):
     parts = (mx.array(part) for part in (queries, keys, values))
     found = causal_attention(*parts, scale=SCALE, window=window, composed=composed)
     np.testing.assert_allclose(np.array(found), naive(queries, keys, values, window), atol=2e-6)
+
+
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("length", [1, 7])
+def test_scores_are_bounded_by_a_soft_cap(length, window, composed):
+    queries, keys = random(1, 1, HEADS, length, DIM) * 4, random(2, 1, KV_HEADS, 20, DIM) * 4
+    values = random(3, 1, KV_HEADS, 20, DIM)
+    parts = [mx.array(part) for part in (queries, keys, values)]
+    found = causal_attention(*parts, scale=SCALE, softcap=3.0, window=window, composed=composed)
+    np.testing.assert_allclose(np.array(found), naive(queries, keys, values, window, 3.0), atol=2e-6)
+    uncapped = causal_attention(*parts, scale=SCALE, window=window, composed=composed)
+    assert mx.abs(found - uncapped).max().item() > 0.1
 
 
 def plain_cache():
@@ -62,9 +76,9 @@ def packed(seed, lengths):
     ]
 
 
-def attend(caches, lengths, parts):
+def attend(caches, lengths, parts, softcap=0.0):
     segments = [PackedSegment(length, [cache]) for length, cache in zip(lengths, caches, strict=True)]
-    return PackedAttention(segments, scale=SCALE)(*parts, layer=0)
+    return PackedAttention(segments, scale=SCALE, softcap=softcap)(*parts, layer=0)
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -86,6 +100,16 @@ def test_packed_segments_equal_each_row_alone(kind):
             np.testing.assert_allclose(np.array(found[:, start : start + length]), np.array(wanted), atol=1e-6)
             start += length
     assert [cache.offset for cache in together] == [cache.offset for cache in alone] == [8, 10, 12, 5, 7, 6]
+
+
+def test_every_kind_of_cache_keeps_the_soft_cap():
+    lengths = [5, 1, 3]
+    parts = packed(4, lengths)
+    plain, pooled = (
+        attend([make() for _ in lengths], lengths, parts, softcap=0.5) for make in (KvCache, pooled_caches(KvPool(1)))
+    )
+    np.testing.assert_allclose(np.array(plain), np.array(pooled), atol=1e-6)
+    assert mx.abs(plain - attend([KvCache() for _ in lengths], lengths, parts)).max().item() > 0.01
 
 
 def test_plain_rows_are_the_same_bits_in_company():
