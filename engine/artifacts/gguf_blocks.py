@@ -1,12 +1,15 @@
-"""GGUF tensor data as mlx arrays, one tensor at a time and without rounding.
+"""GGUF tensor data as mlx arrays, one tensor at a time.
 
-Blocks of 32 values become affine groups: `d·(q-8)`, `d·q + m` and `d·q` are all `scale · q + bias`, with the packed
-values re-ordered from halves (0 with 16, 1 with 17, …) to neighbours. Own code rather than `mx.load`, which decodes a
-whole file at once and rounds BF16 to float16. Source: the GGUF specification (block layouts).
+Blocks of Q4_0, Q4_1 and Q8_0 become affine groups without rounding: `d·(q-8)`, `d·q + m` and `d·q` are all
+`scale · q + bias`, with the packed values re-ordered from halves (0 with 16, 1 with 17, …) to neighbours. Every other
+quantized type is unpacked, a stretch of rows at a time, by the `gguf` package. Own code rather than `mx.load`, which
+decodes a whole file at once, rounds BF16 to float16, and refuses a file with any other type. Source: the GGUF
+specification (block layouts).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
@@ -25,25 +28,59 @@ if TYPE_CHECKING:
     from engine.artifacts.tensor_header import TensorHeader
 
 _BLOCK_VALUES: Final = 32
+_STRETCH_VALUES: Final = 2**20
 _FOUR_BITS: Final = QuantizationScheme(bits=4, group_size=_BLOCK_VALUES)
 _EIGHT_BITS: Final = QuantizationScheme(bits=8, group_size=_BLOCK_VALUES)
 
 
-def load_tensor(stored: TensorHeader) -> StoredTensor:
+def load_tensor(stored: TensorHeader, unpacked_dtype: mx.Dtype) -> StoredTensor:
     """Read and decode one tensor.
 
+    Args:
+        stored: its header.
+        unpacked_dtype: the dtype of a tensor whose blocks have no packed form here.
+
     Raises:
-        MissingArtifactError, CorruptArtifactError: the file has changed since its header was validated.
+        MissingArtifactError, CorruptArtifactError: the file has changed since its header was validated, or the values
+            are no numbers of that dtype.
     """
-    return _DECODERS[stored.dtype](stored, _read(stored))
+    decoder = _DECODERS.get(stored.dtype)
+    if decoder is None:
+        return _unpacked(stored, unpacked_dtype)
+    return decoder(stored, _read(stored, 0, stored.nbytes))
 
 
-def _read(stored: TensorHeader) -> NDArray[np.uint8]:
+def _read(stored: TensorHeader, start_bytes: int, length_bytes: int) -> NDArray[np.uint8]:
+    """`length_bytes` of a tensor's data, from `start_bytes` of it."""
     with open_file(stored.file) as file:
-        raw = np.fromfile(file, dtype=np.uint8, count=stored.nbytes, offset=stored.offset_bytes)
-    if raw.size != stored.nbytes:
+        raw = np.fromfile(file, dtype=np.uint8, count=length_bytes, offset=stored.offset_bytes + start_bytes)
+    if raw.size != length_bytes:
         raise CorruptArtifactError(stored.file.name, f"ends inside tensor {stored.name!r}")
     return raw
+
+
+def _unpacked(stored: TensorHeader, dtype: mx.Dtype) -> DenseTensor:
+    """The values in `dtype`; beside them only one stretch of rows is held as float32."""
+    columns = stored.shape[-1]
+    rows = math.prod(stored.shape[:-1])
+    row_bytes = stored.nbytes // rows
+    stretch = max(1, _STRETCH_VALUES // columns)
+    values = mx.zeros((rows, columns), dtype=dtype)
+    for start in range(0, rows, stretch):
+        raw = _read(stored, start * row_bytes, min(stretch, rows - start) * row_bytes)
+        part = mx.array(_unpacked_rows(stored.dtype, raw.reshape(-1, row_bytes))).astype(dtype)
+        if not mx.isfinite(part).all():
+            raise CorruptArtifactError(stored.file.name, f"tensor {stored.name!r} holds values beyond {dtype}")
+        values[start : start + stretch] = part
+        mx.eval(values)  # now, so that the rows are written in place and the stretch is let go of
+    return DenseTensor(weight=values.reshape(stored.shape))
+
+
+def _unpacked_rows(kind: str, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    import gguf  # a third of a second that most models need not wait for
+
+    with np.errstate(all="ignore"):  # what is no number is refused by the caller
+        return gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
 
 
 def _float32(stored: TensorHeader, raw: NDArray[np.uint8]) -> DenseTensor:

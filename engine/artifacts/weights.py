@@ -37,8 +37,10 @@ _DROPPED_WHEN_TIED: Final = (re.compile(r"lm_head\..*"),)
 class WeightStore:
     """Tensors of one artifact that were not taken yet."""
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: Artifact, *, unpacked_dtype: mx.Dtype = mx.float32) -> None:
+        """Read `artifact`; `unpacked_dtype` is for the GGUF blocks that only the host can unpack."""
         self._artifact = artifact
+        self._unpacked_dtype = unpacked_dtype
         self._left = dict(artifact.tensors)
         self._files: dict[Path, dict[str, mx.array]] = {}
 
@@ -77,7 +79,7 @@ class WeightStore:
             file = self._artifact.tensors[name].file.name
             raise CorruptArtifactError(file, f"{name} has the shape {list(found)}, the model needs {list(shape)}")
         if self._artifact.kind == "gguf":
-            return gguf_blocks.load_tensor(self._left.pop(name))
+            return gguf_blocks.load_tensor(self._left.pop(name), self._unpacked_dtype)
         return self._take_parts(name)
 
     def take_optional(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor | None:

@@ -70,7 +70,7 @@ def load_model(
     artifact = text.artifact
     layout = runtime.layout(_weights_facts(artifact))
     composition = _composition(runtime, layout, settings)
-    store = WeightStore(artifact)
+    store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
     reader = WeightReader(store, layout, before_each=lambda: refuse_when_stopping(is_stopping))
     try:
         binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
