@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
+    from engine.contracts.snapshot import LayerSnapshot
+
 GROWTH_TOKENS = 256
 """A row's storage grows by so many tokens at a time, and is predicted in the same steps."""
 
@@ -104,6 +106,19 @@ class Cache(Protocol):
 
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`."""
+
+    def snapshot(self) -> LayerSnapshot:
+        """The state as it stands, with settled arrays of its own: nothing done to this cache later changes it.
+
+        Waits for the device. Raises `ValueError` when no token is held.
+        """
+
+    def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
+        """Hold the first `tokens` of `snapshot`; only for a cache that holds nothing yet.
+
+        Raises:
+            ValueError: the snapshot is of another kind, or cannot be cut to `tokens`.
+        """
 
     def close(self) -> None:
         """Release the arrays. The cache must not be used again."""

@@ -9,9 +9,12 @@ from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.contracts.cache import Cache
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry
+    from engine.contracts.snapshot import LayerSnapshot
 
 
 class CacheBuilder:
@@ -38,6 +41,22 @@ class CacheBuilder:
             KvCache(window=self._window(kind), composed=True) if self._window(kind) else pooled
             for kind, pooled in zip(self._geometry.layer_types, self._pool.make_caches(), strict=True)
         ]
+
+    def restore(self, snapshots: Sequence[LayerSnapshot], tokens: int) -> list[Cache]:
+        """Caches of a new row that hold the first `tokens` of `snapshots`, one for each layer.
+
+        Raises:
+            ValueError: the snapshots are not of these layers, or cannot be cut to `tokens`. Nothing is held then.
+        """
+        caches = self.make_caches()
+        try:
+            for cache, snapshot in zip(caches, snapshots, strict=True):
+                cache.restore(snapshot, tokens)
+        except Exception:
+            for cache in caches:
+                cache.close()
+            raise
+        return caches
 
     def _window(self, kind: str) -> int:
         return self._geometry.sliding_window if kind == "sliding_attention" else 0

@@ -11,9 +11,12 @@ import mlx.core as mx
 
 from engine.contracts.cache import capacity_for
 from engine.ops.attention import causal_attention
+from engine.state.plain_snapshot import plain_snapshot, read_plain_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from engine.contracts.snapshot import LayerSnapshot
 
 
 class KvCache:
@@ -85,6 +88,18 @@ class KvCache:
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`."""
         self._offset -= min(tokens, self._offset)
+
+    def snapshot(self) -> LayerSnapshot:
+        """See `engine.contracts.cache.Cache.snapshot`."""
+        if self._keys is None or self._values is None:
+            raise ValueError("a cache that holds no token has no snapshot")
+        return plain_snapshot(self._keys[:, :, : self._offset], self._values[:, :, : self._offset])
+
+    def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
+        """See `engine.contracts.cache.Cache.restore`."""
+        keys, values = read_plain_snapshot(snapshot, tokens)
+        self._keys, self._values = (_grown(held, held, tokens, tokens) for held in (keys, values))
+        self._offset = tokens
 
     def close(self) -> None:
         """Release the arrays."""

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.cache import TableMember, TablePlace, capacity_for
+from engine.state.plain_snapshot import plain_snapshot, read_plain_snapshot
 from engine.state.slab_step import SlabStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
+    from engine.contracts.snapshot import LayerSnapshot
 
 SHARED_SLAB_TOKENS = 1024
 LARGEST_SHARED_CAPACITY = 512
@@ -135,6 +137,18 @@ class KvSlab:
         if held is not None:
             held[place : place + 1, :, tokens] = 0
 
+    def read(self, slot: int, layer: int, tokens: int) -> mx.array:
+        """The first `tokens` of one row [1, 2·Hkv, tokens, D]; a layer that was never written has none to read."""
+        held, place = self._layers[layer], self._place(slot)
+        if held is None:
+            raise ValueError("a cache that holds no token has no snapshot")
+        return held[place : place + 1, :, :tokens]
+
+    def fill(self, slot: int, layer: int, joined: mx.array) -> None:
+        """Write the first tokens of one row, [1, 2·Hkv, L, D]."""
+        place = self._place(slot)
+        self.storage(layer, joined)[place : place + 1, :, : joined.shape[2]] = joined
+
     def storage(self, layer: int, like: mx.array) -> mx.array:
         """The storage of `layer`, made with the heads and the dtype of `like` [.., 2·Hkv, .., D] if there is none."""
         held = self._layers[layer]
@@ -236,6 +250,20 @@ class PooledKvCache:
         self._offset -= min(tokens, end)
         if self._seat.slab is not None:
             self._seat.slab.clear(self._seat.slot, self._layer, slice(self._offset, end))
+
+    def snapshot(self) -> LayerSnapshot:
+        """See `engine.contracts.cache.Cache.snapshot`."""
+        if self._seat.slab is None:
+            raise ValueError("a cache that holds no token has no snapshot")
+        joined = self._seat.slab.read(self._seat.slot, self._layer, self._offset)
+        kv_heads = joined.shape[1] // 2
+        return plain_snapshot(joined[:, :kv_heads], joined[:, kv_heads:])
+
+    def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
+        """See `engine.contracts.cache.Cache.restore`."""
+        joined = mx.concatenate([*read_plain_snapshot(snapshot, tokens)], axis=1)
+        self._seat.with_room(tokens).fill(self._seat.slot, self._layer, joined)
+        self._offset = tokens
 
     def close(self) -> None:
         """Give the row's storage back; the other layers of the row lose it too."""
