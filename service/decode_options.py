@@ -5,23 +5,25 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from engine.contracts.errors import InvalidRequestError
-from engine.contracts.options import (
+from engine.contracts.hlg import HlgEotf, HlgOetf, HlgParametric, HlgPipeline, HlgShaper
+from engine.contracts.option_groups import (
     AdapterSelection,
     CacheOptions,
     Constraint,
     DenoisingOptions,
-    GenerateOptions,
-    HlgOptions,
     SpeculationOptions,
 )
+from engine.contracts.options import GenerateOptions
 from mlxstream.v1 import options_pb2
 from service.decode_values import refuse_bad_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from google.protobuf.message import Message
+
+    from engine.contracts.hlg import HlgCurve
 
 # Optional scalars whose name and meaning are the same on both sides.
 SCALARS: Final = (
@@ -75,6 +77,9 @@ _PIVOTS = MappingProxyType(
         options_pb2.HLG_PIVOT_MEDIAN: "median",
     }
 )
+_HLG_CURVES: Final[Mapping[str, Callable[..., HlgCurve]]] = MappingProxyType(
+    {curve.MODE: curve for curve in (HlgParametric, HlgOetf, HlgEotf, HlgPipeline, HlgShaper)}
+)
 
 
 def decode_options(options: options_pb2.GenerateOptions) -> GenerateOptions:
@@ -111,17 +116,15 @@ def _present(message: Message, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 
 
-def _hlg(hlg: options_pb2.HlgOptions) -> HlgOptions:
-    mode: Any = hlg.WhichOneof("mode")
+def _hlg(hlg: options_pb2.HlgOptions) -> HlgCurve:
+    mode = hlg.WhichOneof("mode")
     if mode is None:
         raise InvalidRequestError.of("options.hlg", "one of parametric, oetf, eotf, pipeline and shaper must be set")
     arm = getattr(hlg, mode)
-    numbers = tuple(field.name for field in arm.DESCRIPTOR.fields if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE)
-    return HlgOptions(
-        mode=mode,
-        parameters=tuple(_present(arm, numbers).items()),
-        pivot=_PIVOTS.get(hlg.parametric.pivot) if mode == "parametric" else None,  # type: ignore[arg-type]
-    )
+    values = _present(arm, tuple(field.name for field in arm.DESCRIPTOR.fields if field.enum_type is None))
+    if mode == "parametric" and hlg.parametric.pivot in _PIVOTS:
+        values["pivot"] = _PIVOTS[hlg.parametric.pivot]
+    return _HLG_CURVES[mode](**values)
 
 
 def _constraint(options: options_pb2.GenerateOptions) -> Constraint | None:

@@ -14,15 +14,16 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from engine.contracts.errors import FieldViolation, InvalidRequestError
-from engine.contracts.options import MAX_STOP_SEQUENCES
+from engine.contracts.curve_points import MAX_CURVE_POINTS
+from engine.contracts.errors import MAX_VIOLATIONS, FieldViolation, InvalidRequestError
+from engine.contracts.option_groups import MAX_CHOICES
+from engine.contracts.options import MAX_ADAPTERS, MAX_LOGIT_BIASES, MAX_STOP_SEQUENCES, MAX_TOKEN_IDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
 
     from google.protobuf.message import Message
 
-MAX_VIOLATIONS: Final = 8
 MAX_DURATION_SECONDS: Final = 315_576_000_000
 NANOS_PER_SECOND: Final = 10**9
 
@@ -34,13 +35,13 @@ MAX_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType(
         "mlxstream.v1.ChatPrompt.messages": 16_384,
         "mlxstream.v1.ChatPrompt.tools": 1_024,
         "mlxstream.v1.ChatMessage.content": 1_024,
-        "mlxstream.v1.TokenIds.ids": 1_024,
-        "mlxstream.v1.ChoiceConstraint.choices": 1_024,
+        "mlxstream.v1.TokenIds.ids": MAX_TOKEN_IDS,
+        "mlxstream.v1.ChoiceConstraint.choices": MAX_CHOICES,
         "mlxstream.v1.GenerateOptions.stop_sequences": MAX_STOP_SEQUENCES,
-        "mlxstream.v1.GenerateOptions.xtc_special_tokens": 1_024,
-        "mlxstream.v1.GenerateOptions.curve": 1_024,
-        "mlxstream.v1.GenerateOptions.logit_bias": 65_536,
-        "mlxstream.v1.GenerateOptions.adapters": 64,
+        "mlxstream.v1.GenerateOptions.xtc_special_tokens": MAX_TOKEN_IDS,
+        "mlxstream.v1.GenerateOptions.curve": MAX_CURVE_POINTS,
+        "mlxstream.v1.GenerateOptions.logit_bias": MAX_LOGIT_BIASES,
+        "mlxstream.v1.GenerateOptions.adapters": MAX_ADAPTERS,
     }
 )
 _FLOATING: Final = (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT)

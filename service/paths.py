@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError, UnsupportedOptionError
-from service.decode_values import MAX_VIOLATIONS
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -21,16 +20,14 @@ _WHOLE_PROMPTS: Final = {"text": "text.text", "tokens": "tokens.ids", "chat": "c
 
 
 def in_schema_terms(error: EngineError, request: Message) -> EngineError:
-    """`error` with the fields of `request` under their schema paths, and no more than a few of them."""
+    """`error` with the fields of `request` under their schema paths."""
     if isinstance(error, UnsupportedOptionError):
         path = schema_path(error.option, request)
         return error if path == error.option else UnsupportedOptionError(path, error.why)
     if not isinstance(error, InvalidRequestError):
         return error
-    violations = [
-        FieldViolation(schema_path(one.field, request), one.description) for one in error.violations[:MAX_VIOLATIONS]
-    ]
-    return error if tuple(violations) == error.violations else _with_violations(error, violations)
+    violations = tuple(FieldViolation(schema_path(one.field, request), one.description) for one in error.violations)
+    return error if violations == error.violations else _with_violations(error, violations)
 
 
 def schema_path(field: str, request: Message) -> str:
@@ -57,11 +54,10 @@ def _has_oneof(message: Message, oneof: str) -> bool:
     return oneof in message.DESCRIPTOR.oneofs_by_name
 
 
-def _with_violations(error: InvalidRequestError, violations: list[FieldViolation]) -> InvalidRequestError:
+def _with_violations(error: InvalidRequestError, violations: tuple[FieldViolation, ...]) -> InvalidRequestError:
     """A twin of `error`, of its class and with its fields, that tells `violations`."""
-    texts = [f"{one.field}: {one.description}" for one in violations]
-    unnamed = len(error.violations) - len(violations)
-    twin = type(error).__new__(type(error), "; ".join([*texts, f"and {unnamed} more"] if unnamed else texts))
-    for name, value in {**vars(error), "violations": tuple(violations)}.items():
+    twin = type(error).__new__(type(error))
+    for name, value in {**vars(error), "violations": violations}.items():
         setattr(twin, name, value)
+    twin.args = (twin.told(),)
     return twin

@@ -27,12 +27,15 @@ and hold no prompt text, no exception text of a library and no path.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.contracts.results import AbortReason
+
+MAX_VIOLATIONS: Final = 8
+"""Most bad fields that one refusal names: a long list of bad values must not become a long answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +64,25 @@ class ConfigurationError(EngineError):
 
 
 class InvalidRequestError(EngineError):
-    """The request can never succeed as it stands. `violations` names each bad field."""
+    """The request can never succeed as it stands. `violations` names the first bad fields; the rest are counted."""
 
     reason = "INVALID_REQUEST"
 
     def __init__(self, violations: Iterable[FieldViolation]) -> None:
-        self.violations = tuple(violations)
-        super().__init__("; ".join(f"{v.field}: {v.description}" for v in self.violations))
+        found = tuple(violations)
+        self.violations = found[:MAX_VIOLATIONS]
+        self.unnamed_violations = len(found) - len(self.violations)
+        super().__init__(self.told())
 
     @classmethod
     def of(cls, field: str, description: str) -> InvalidRequestError:
         """Build the error for a single field."""
         return InvalidRequestError([FieldViolation(field, description)])
+
+    def told(self) -> str:
+        """All of it in one line."""
+        texts = [f"{violation.field}: {violation.description}" for violation in self.violations]
+        return "; ".join([*texts, f"and {self.unnamed_violations} more"] if self.unnamed_violations else texts)
 
 
 class PromptTooLongError(InvalidRequestError):

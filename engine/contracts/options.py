@@ -8,79 +8,70 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal
 
+from engine.contracts.curve_points import curve_violations
 from engine.contracts.errors import FieldViolation, InvalidRequestError
+from engine.contracts.hlg import hlg_violations
+from engine.contracts.option_groups import UINT32_MAX, label_violations
+from engine.contracts.ranges import Range, range_violations
 
-UINT32_MAX = 2**32 - 1
-UINT64_MAX = 2**64 - 1
-MAX_STOP_SEQUENCES = 64
-MAX_STOP_CHARACTERS = 4096
-MAX_TOP_LOGPROBS = 20
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-HlgMode = Literal["parametric", "oetf", "eotf", "pipeline", "shaper"]
+    from engine.contracts.hlg import HlgCurve
+    from engine.contracts.option_groups import (
+        AdapterSelection,
+        CacheOptions,
+        Constraint,
+        DenoisingOptions,
+        SpeculationOptions,
+    )
 
+UINT64_MAX: Final = 2**64 - 1
+MAX_STOP_SEQUENCES: Final = 64
+MAX_STOP_CHARACTERS: Final = 4096
+MAX_TOP_LOGPROBS: Final = 20
+MAX_TOKEN_IDS: Final = 1024
+MAX_LOGIT_BIASES: Final = 65_536
+MAX_ADAPTERS: Final = 64
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSelection:
-    """One mounted adapter, with an optional scale that replaces its own."""
-
-    id: str
-    scale: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HlgOptions:
-    """Tone-curve sampler: a mode and the parameters that were set, by their schema names.
-
-    `pivot` belongs to mode "parametric" alone.
-    """
-
-    mode: HlgMode
-    parameters: tuple[tuple[str, float], ...] = ()
-    pivot: Literal["top", "entropy", "median"] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraint:
-    """Structured output: one kind and its source text; `choices` is for kind "choice" alone."""
-
-    kind: Literal["json_schema", "json_object", "regex", "grammar", "choice"]
-    source: str = ""
-    choices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheOptions:
-    """Prefix-store behaviour of one request."""
-
-    bypass: bool = False
-    salt: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationOptions:
-    """Speculative decoding: tokens to draft per round, and the name of the source."""
-
-    draft_tokens: int | None = None
-    source: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenoisingOptions:
-    """Knobs of the block-diffusion method; None means the method's default."""
-
-    max_denoising_steps: int | None = None
-    min_canvas_length: int | None = None
-    max_canvas_length: int | None = None
-    full_canvas: bool | None = None
-    sampler: Literal["confidence-threshold", "entropy-bound"] | None = None
-    threshold: float | None = None
-    entropy_bound: float | None = None
-    t_min: float | None = None
-    t_max: float | None = None
-    stability_threshold: int | None = None
-    confidence_threshold: float | None = None
+_WINDOW: Final = Range(0, UINT32_MAX)
+_COUNT: Final = Range(1, UINT32_MAX)
+_PROBABILITY: Final = Range(0.0, 1.0)
+_FINITE: Final = Range(-math.inf, math.inf)
+_RANGES: Final[Mapping[str, Range]] = MappingProxyType(
+    {
+        "max_tokens": _COUNT,
+        "prefill_chunk_size": _COUNT,
+        "temperature": Range(0.0, math.inf),
+        "top_p": _PROBABILITY,
+        "top_k": Range(0, UINT32_MAX),
+        "min_p": _PROBABILITY,
+        "min_tokens_to_keep": _COUNT,
+        "xtc_probability": _PROBABILITY,
+        "xtc_threshold": Range(0.0, 0.5),
+        "seed": Range(0, UINT64_MAX),
+        "repetition_penalty": Range(0.0, math.inf, above=True),
+        "repetition_context_size": _WINDOW,
+        "presence_penalty": _FINITE,
+        "presence_context_size": _WINDOW,
+        "frequency_penalty": _FINITE,
+        "frequency_context_size": _WINDOW,
+        "top_logprobs": Range(0, MAX_TOP_LOGPROBS),
+        "checkpoint_every_tokens": _COUNT,
+    }
+)
+_COUNTS: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        "stop_sequences": MAX_STOP_SEQUENCES,
+        "eos_token_ids": MAX_TOKEN_IDS,
+        "xtc_special_tokens": MAX_TOKEN_IDS,
+        "logit_bias": MAX_LOGIT_BIASES,
+        "adapters": MAX_ADAPTERS,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +91,7 @@ class GenerateOptions:
     xtc_threshold: float | None = None
     xtc_special_tokens: tuple[int, ...] = ()
     seed: int | None = None
-    hlg: HlgOptions | None = None
+    hlg: HlgCurve | None = None
     curve: tuple[tuple[float, float], ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     repetition_penalty: float | None = None
@@ -122,89 +113,62 @@ class GenerateOptions:
 
     def __post_init__(self) -> None:
         """Check every static range at once; raises `InvalidRequestError` with one violation per bad field."""
-        found = [violation for check in _CHECKS for violation in check(self)]
+        found = range_violations(_RANGES, self, "options")
+        # Lists that are too long are not read.
+        found += _too_many(self) or [*_stops(self), *_biases(self), *_groups(self), *_contradictions(self)]
         if found:
             raise InvalidRequestError(found)
 
 
-def _path(name: str) -> str:
-    return f"options.{name}"
+def _too_many(options: GenerateOptions) -> list[FieldViolation]:
+    counts = {name: len(getattr(options, name) or ()) for name in _COUNTS}
+    return [
+        FieldViolation(f"options.{name}", f"at most {_COUNTS[name]} are allowed, got {count}")
+        for name, count in counts.items()
+        if count > _COUNTS[name]
+    ]
 
 
-def _integer_ranges(options: GenerateOptions) -> list[FieldViolation]:
-    limits = {
-        "max_tokens": (1, UINT32_MAX),
-        "prefill_chunk_size": (1, UINT32_MAX),
-        "top_k": (0, UINT32_MAX),
-        "min_tokens_to_keep": (1, UINT32_MAX),
-        "seed": (0, UINT64_MAX),
-        "repetition_context_size": (0, UINT32_MAX),
-        "presence_context_size": (0, UINT32_MAX),
-        "frequency_context_size": (0, UINT32_MAX),
-        "top_logprobs": (0, MAX_TOP_LOGPROBS),
-        "checkpoint_every_tokens": (1, UINT32_MAX),
-    }
+def _stops(options: GenerateOptions) -> list[FieldViolation]:
     found = []
-    for name, (low, high) in limits.items():
-        value = getattr(options, name)
-        if value is not None and not low <= value <= high:
-            found.append(FieldViolation(_path(name), f"must be from {low} to {high}, got {value}"))
-    return found
-
-
-def _number_ranges(options: GenerateOptions) -> list[FieldViolation]:
-    limits = {
-        "temperature": (0.0, math.inf),
-        "top_p": (0.0, 1.0),
-        "min_p": (0.0, 1.0),
-        "xtc_probability": (0.0, 1.0),
-        "xtc_threshold": (0.0, 0.5),
-        "repetition_penalty": (0.0, math.inf),
-        "presence_penalty": (-math.inf, math.inf),
-        "frequency_penalty": (-math.inf, math.inf),
-    }
-    found = []
-    for name, (low, high) in limits.items():
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not math.isfinite(value):
-            found.append(FieldViolation(_path(name), f"must be a finite number, got {value}"))
-        elif not low <= value <= high:
-            bound = f"from {low:g} to {high:g}" if math.isfinite(high) else f"at least {low:g}"
-            found.append(FieldViolation(_path(name), f"must be {bound}, got {value!r}"))
-    if options.repetition_penalty == 0:
-        found.append(FieldViolation(_path("repetition_penalty"), "must be above 0; 1 or unset means off"))
-    for index, (token, bias) in enumerate(options.logit_bias):
-        if not math.isfinite(bias):
-            found.append(
-                FieldViolation(_path(f"logit_bias[{index}]"), f"bias of token {token} must be finite, got {bias}")
-            )
-    return found
-
-
-def _stop_sequences(options: GenerateOptions) -> list[FieldViolation]:
-    found = []
-    if len(options.stop_sequences) > MAX_STOP_SEQUENCES:
-        found.append(
-            FieldViolation(
-                _path("stop_sequences"), f"at most {MAX_STOP_SEQUENCES} are allowed, got {len(options.stop_sequences)}"
-            )
-        )
-    for index, stop in enumerate(options.stop_sequences[: MAX_STOP_SEQUENCES + 1]):
+    for index, stop in enumerate(options.stop_sequences):
+        path = f"options.stop_sequences[{index}]"
         if not stop:
-            found.append(FieldViolation(_path(f"stop_sequences[{index}]"), "must not be empty"))
+            found.append(FieldViolation(path, "must not be empty"))
         elif len(stop) > MAX_STOP_CHARACTERS:
-            found.append(
-                FieldViolation(
-                    _path(f"stop_sequences[{index}]"),
-                    f"at most {MAX_STOP_CHARACTERS} characters are allowed, got {len(stop)}",
-                )
-            )
+            found.append(FieldViolation(path, f"at most {MAX_STOP_CHARACTERS} characters are allowed, got {len(stop)}"))
     return found
 
 
-_CHECKS = (_integer_ranges, _number_ranges, _stop_sequences)
+def _biases(options: GenerateOptions) -> list[FieldViolation]:
+    found, seen = [], set()
+    for index, (token, bias) in enumerate(options.logit_bias):
+        path = f"options.logit_bias[{index}]"
+        if token in seen:
+            found.append(FieldViolation(f"{path}.token", f"token {token} has a bias already"))
+        if (violation := _FINITE.violation(f"{path}.bias", bias)) is not None:
+            found.append(violation)
+        seen.add(token)
+    return found
+
+
+def _groups(options: GenerateOptions) -> list[FieldViolation]:
+    found = curve_violations(options.curve, "options.curve") if options.curve else []
+    found += hlg_violations(options.hlg, "options.hlg") if options.hlg is not None else []
+    for index, adapter in enumerate(options.adapters):
+        found += adapter.violations(f"options.adapters[{index}]")
+    if options.constraint is not None:
+        found += options.constraint.violations("options")
+    for name in ("cache", "speculation", "denoising"):
+        group = getattr(options, name)
+        found += [] if group is None else group.violations(f"options.{name}")
+    return found + label_violations(options.cache_session_id, "options.cache_session_id")
+
+
+def _contradictions(options: GenerateOptions) -> list[FieldViolation]:
+    if options.hlg is not None and options.curve:
+        return [FieldViolation("options.hlg", "cannot be combined with curve: each replaces the other filters")]
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

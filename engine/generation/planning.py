@@ -119,7 +119,7 @@ def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
         if not 0 <= token < vocab_size
     ]
     if bad:
-        raise InvalidRequestError(bad[:8])
+        raise InvalidRequestError(bad)
 
 
 def _first(*values: Any) -> Any:

@@ -10,21 +10,25 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from engine.contracts.errors import EngineError, InvalidRequestError, UnsupportedOptionError
-from engine.contracts.options import AdapterSelection, Constraint, HlgOptions
+from engine.contracts.hlg import HlgParametric
+from engine.contracts.option_groups import AdapterSelection, Constraint
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TokenPrompt
 from mlxstream.v1 import generation_pb2, model_pb2, options_pb2
 from service.decode import decode_chat, decode_generation
 from service.decode_delivery import decode_delivery
 
 # A field that cannot stand alone, and what it is added to.
+TEXT: dict[str, Any] = {"text": {"text": "hi"}}
 FOUNDATIONS: dict[str, dict[str, Any]] = {
+    "options.curve": TEXT | {"options": {"curve": [{"x_percent": 1, "y_percent": 1}, {"x_percent": 100}]}},
+    "options.adapters.scale": TEXT | {"options": {"adapters": [{"id": "a"}]}},
     "chat": {"chat": {"messages": [{"role": "user", "content": [{"text": "hi"}]}]}},
     "tokens": {"tokens": {"ids": [1]}},
 }
 # Members of well-known types carry no meaning of their own: their parents are walked instead.
 LEAF_TYPES = {"google.protobuf.Struct", "google.protobuf.Duration"}
 # Whole ranges are checked elsewhere; here each number must only be valid and differ from its default.
-VALUES: dict[str, Any] = {"xtc_threshold": 0.25, "t_min": 0.25, "deadline_policy": 2}
+VALUES: dict[str, Any] = {"xtc_threshold": 0.25, "t_min": 0.25, "lw": 100.0, "deadline_policy": 2}
 
 Path = tuple[FieldDescriptor, ...]
 
@@ -105,7 +109,7 @@ def paths_of(descriptor: Descriptor) -> list[Any]:
 @pytest.mark.parametrize("path", paths_of(generation_pb2.GenerateRequest.DESCRIPTOR))
 @pytest.mark.parametrize("request_class", [generation_pb2.GenerateRequest, generation_pb2.CompleteRequest])
 def test_every_field_is_carried_over_or_refused_by_name(request_class: Any, path: Path) -> None:
-    foundation = FOUNDATIONS.get(path[0].name, {"text": {"text": "hi"}})
+    foundation = next((found for name, found in FOUNDATIONS.items() if named(path).startswith(name)), TEXT)
     plain, changed = request_class(**foundation), request_class(**foundation)
     set_leaf(changed, path)
     before, after = asked(plain), asked(changed)
@@ -162,7 +166,7 @@ def test_messages_inside_options_are_decoded_in_full() -> None:
     decoded = decode_generation(generation_pb2.GenerateRequest(text={"text": "hi"}, options=options), caller="").options
     assert decoded.adapters == (AdapterSelection(id="b"), AdapterSelection(id="a", scale=0.0))
     assert decoded.constraint == Constraint(kind="choice", choices=("yes", "no"))
-    assert decoded.hlg == HlgOptions(mode="parametric", parameters=(("gain", 0.0),), pivot="median")
+    assert decoded.hlg == HlgParametric(gain=0.0, pivot="median")
 
 
 def test_a_conversation_is_decoded_in_full() -> None:

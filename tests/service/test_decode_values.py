@@ -9,11 +9,11 @@ import grpc
 import pytest
 from google.protobuf.descriptor import Descriptor
 
-from engine.contracts.errors import InvalidRequestError
+from engine.contracts.errors import MAX_VIOLATIONS, InvalidRequestError
 from mlxstream.v1 import generation_pb2, model_pb2, options_pb2, prompt_pb2
 from service import decode_options
 from service.decode import MAX_PARTS, MAX_STRUCTS_BYTES, decode_chat, decode_generation
-from service.decode_values import MAX_ELEMENTS, MAX_VIOLATIONS
+from service.decode_values import MAX_ELEMENTS
 from tests.service.harness import Serving, violated_fields
 
 REQUESTS = (generation_pb2.GenerateRequest, model_pb2.RenderChatRequest, model_pb2.DetokenizeRequest)

@@ -102,4 +102,4 @@ def test_stop_sequences_are_bounded_and_never_empty(stops, field):
 
 @pytest.mark.parametrize("bias", [math.nan, math.inf, -math.inf])
 def test_a_bias_that_is_not_finite_is_refused_with_its_position(bias):
-    assert violations(logit_bias=((1, 1.0), (5, bias))) == ["options.logit_bias[1]"]
+    assert violations(logit_bias=((1, 1.0), (5, bias))) == ["options.logit_bias[1].bias"]

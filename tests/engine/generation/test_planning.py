@@ -7,17 +7,16 @@ import pytest
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.hlg import HlgOetf
 from engine.contracts.model import ModelInfo, RuntimeInfo
-from engine.contracts.options import (
+from engine.contracts.option_groups import (
     AdapterSelection,
     CacheOptions,
     Constraint,
     DenoisingOptions,
-    GenerateOptions,
-    HlgOptions,
-    OptionDefaults,
     SpeculationOptions,
 )
+from engine.contracts.options import GenerateOptions, OptionDefaults
 from engine.generation.bindings.prefill_policy import FixedChunk
 from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
 
@@ -25,7 +24,7 @@ VALUES = {
     "xtc_probability": 0.5,
     "xtc_threshold": 0.1,
     "xtc_special_tokens": (1,),
-    "hlg": HlgOptions(mode="oetf"),
+    "hlg": HlgOetf(),
     "curve": ((1.0, 1.0), (50.0, 50.0)),
     "logit_bias": ((1, 2.0),),
     "repetition_penalty": 1.2,
