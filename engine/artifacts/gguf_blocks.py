@@ -10,6 +10,7 @@ specification (block layouts).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
@@ -31,6 +32,42 @@ _BLOCK_VALUES: Final = 32
 _STRETCH_VALUES: Final = 2**20
 _FOUR_BITS: Final = QuantizationScheme(bits=4, group_size=_BLOCK_VALUES)
 _EIGHT_BITS: Final = QuantizationScheme(bits=8, group_size=_BLOCK_VALUES)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatrix:
+    """A matrix as the file holds it, for whoever unpacks it stretch by stretch; may be read on any thread."""
+
+    stored: TensorHeader
+
+    @property
+    def block_format(self) -> str:
+        """The format's name, such as "Q4_1"."""
+        return self.stored.dtype
+
+    @property
+    def rows(self) -> int:
+        """Rows of values."""
+        return self.stored.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Values in a row."""
+        return self.stored.shape[1]
+
+    def read(self, first: int, count: int) -> NDArray[np.uint8]:
+        """The blocks of `count` rows from row `first` on: [blocks, bytes of a block].
+
+        Raises:
+            MissingArtifactError, CorruptArtifactError: the file has changed since its header was validated.
+        """
+        row_bytes = self.stored.nbytes // self.rows
+        raw = _read(self.stored, first * row_bytes, count * row_bytes)
+        return raw.reshape(count * (self.columns // _BLOCK_VALUES), -1)
+
+    def beyond_float16(self) -> CorruptArtifactError:
+        """The refusal of a matrix whose scales are no numbers."""
+        return _beyond_float16(self.stored)
 
 
 def load_tensor(stored: TensorHeader, unpacked_dtype: mx.Dtype) -> StoredTensor:
@@ -151,6 +188,10 @@ def _quantized(
     biases: NDArray[np.float16],
 ) -> QuantizedTensor:
     if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
-        raise CorruptArtifactError(stored.file.name, f"tensor {stored.name!r} holds scales beyond float16")
+        raise _beyond_float16(stored)
     words = packed.reshape(*stored.shape[:-1], -1).view("<u4")
     return QuantizedTensor.of(scheme, mx.array(words), mx.array(scales), mx.array(biases))
+
+
+def _beyond_float16(stored: TensorHeader) -> CorruptArtifactError:
+    return CorruptArtifactError(stored.file.name, f"tensor {stored.name!r} holds scales beyond float16")

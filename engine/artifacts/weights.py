@@ -71,9 +71,7 @@ class WeightStore:
             CorruptArtifactError: it has another shape, or its file has changed.
             GraphContractError: it was taken before.
         """
-        self.require([name])
-        if name not in self._left:
-            raise GraphContractError(f"the graph takes {name!r} twice")
+        self._require_left(name)
         found = logical_shape(self._artifact.config, self._artifact.tensors, name)
         if shape is not None and found != shape:
             file = self._artifact.tensors[name].file.name
@@ -85,6 +83,22 @@ class WeightStore:
     def take_optional(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor | None:
         """`take`, or None when `name` is not stored."""
         return self.take(name, shape) if self.has(name) else None
+
+    def block_format(self, name: str) -> str | None:
+        """The format of the blocks that hold matrix `name`, such as "Q4_1"; None for what `take_blocks` cannot give."""
+        header = self._artifact.tensors.get(name)
+        is_matrix = header is not None and self._artifact.kind == "gguf" and len(header.shape) == 2
+        return header.dtype if header is not None and is_matrix else None
+
+    def take_blocks(self, name: str) -> gguf_blocks.BlockMatrix:
+        """Forget matrix `name`, which has a `block_format`, and leave the reading of it to the caller.
+
+        Raises:
+            MissingArtifactError: it is not stored.
+            GraphContractError: it was taken before.
+        """
+        self._require_left(name)
+        return gguf_blocks.BlockMatrix(self._left.pop(name))
 
     def audit(self, extra_drops: Iterable[str] = ()) -> None:
         """Prove that every tensor was taken or may be dropped, and let go of the files.
@@ -110,6 +124,11 @@ class WeightStore:
         """Let go of the files and of what was not taken."""
         self._left.clear()
         self._files.clear()
+
+    def _require_left(self, name: str) -> None:
+        self.require([name])
+        if name not in self._left:
+            raise GraphContractError(f"the graph takes {name!r} twice")
 
     def _take_parts(self, name: str) -> StoredTensor:
         module = name.removesuffix(".weight")

@@ -71,10 +71,16 @@ def load_model(
     layout = runtime.layout(_weights_facts(artifact))
     composition = _composition(runtime, layout, settings)
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
-    reader = WeightReader(store, layout, before_each=lambda: refuse_when_stopping(is_stopping))
+    reader = WeightReader(
+        store,
+        layout,
+        before_each=lambda: refuse_when_stopping(is_stopping),
+        unpack_kernel=runtime.unpack_kernel,
+    )
     try:
         binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
     finally:
+        reader.close()
         store.close()
     if not exercise(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.weights import DenseTensor, dense
+from engine.models.unpacking import Unpacker
 from engine.ops.dequantization import Dequantizer
 from engine.ops.embedding import Embedding
 from engine.ops.linear import (
@@ -21,32 +22,46 @@ from engine.ops.linear import (
     StackedLinear,
     TiledLinear,
     build_linear,
+    join_biases,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from engine.artifacts.tensors import QuantizedTensor, StoredTensor
     from engine.artifacts.weights import WeightStore
     from engine.ops.linear import Weight
     from engine.runtime.policy import LayoutPolicy
+    from engine.runtime.unpack_kernel import UnpackKernel
 
 Product = DenseLinear | QuantizedLinear | StackedLinear | TiledLinear
 
 
 class WeightReader:
-    """Takes tensors from a store and settles each one before the next, so that loading peaks low."""
+    """Takes tensors from a store and settles each one before the next, so that loading peaks low.
+
+    Matrices may be filled behind the caller's back: what they hold counts once `finish` has returned.
+    """
 
     def __init__(
-        self, store: WeightStore, layout: LayoutPolicy, before_each: Callable[[], None] = lambda: None
+        self,
+        store: WeightStore,
+        layout: LayoutPolicy,
+        before_each: Callable[[], None] = lambda: None,
+        unpack_kernel: UnpackKernel | None = None,
     ) -> None:
-        """Read from `store`; hold weights as `layout` says; `before_each` may raise to end a load between products."""
+        """Read from `store` and hold weights as `layout` says.
+
+        `before_each` may raise to end a load between products; `unpack_kernel` speeds up the formats that it knows.
+        """
         self._store = store
         self._layout = layout
         self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
         self._row_tile_tokens: int | None = None
         self._dequantizer = Dequantizer()
+        fills = unpack_kernel is not None and layout.dequantize and layout.compute_dtype == "float32"
+        self._unpacker = Unpacker(unpack_kernel) if unpack_kernel is not None and fills else None
         self.resident_bytes = 0
 
     def tile_rows(self, tokens: int | None) -> None:
@@ -55,15 +70,21 @@ class WeightReader:
 
     def linear(self, *modules: str) -> Product:
         """One product over `modules`, joined in order; additive biases come along where stored."""
-        weights = [self._weight(self._store.take(f"{module}.weight")) for module in modules]
+        names = [f"{module}.weight" for module in modules]
         biases = [self._optional_vector(f"{module}.bias") for module in modules]
-        product = build_linear(weights, biases, pretranspose=self._layout.pretranspose_linear)
+        product = self._unpacked_product(names, biases) or build_linear(
+            [self._weight(self._store.take(name)) for name in names],
+            biases,
+            pretranspose=self._layout.pretranspose_linear,
+        )
         self._settle(product.arrays())
         return self._tiled(product)
 
     def embedding(self, module: str) -> Embedding:
         """A token table."""
-        table = Embedding(self._weight(self._store.take(f"{module}.weight")))
+        name = f"{module}.weight"
+        filled = self._filled([name])
+        table = Embedding(self._weight(self._store.take(name)) if filled is None else DenseWeight(filled[0]))
         self._settle(table.arrays())
         return table
 
@@ -81,9 +102,40 @@ class WeightReader:
         return array
 
     def finish(self) -> None:
-        """Check that every stored tensor was used, and let go of the files; raises the store's errors."""
-        self._dequantizer.close()
+        """Wait for all values, check that every stored tensor was used, and let go of the files.
+
+        Raises:
+            ArtifactError: what the store says.
+        """
+        if self._unpacker is not None:
+            self._unpacker.settle()
+        self.close()
         self._store.audit()
+
+    def close(self) -> None:
+        """Let go of threads and buffers, whether or not all was read; again is harmless."""
+        self._dequantizer.close()
+        if self._unpacker is not None:
+            self._unpacker.close()
+
+    def _unpacked_product(self, names: Sequence[str], biases: Sequence[mx.array | None]) -> DenseLinear | None:
+        """One product whose matrix is unpacked in place; None if that is not the way to read these."""
+        filled = self._filled(names)
+        if filled is None:
+            return None
+        matrix, rows = filled
+        return DenseLinear(matrix, join_biases(rows, biases), transposed=self._layout.pretranspose_linear)
+
+    def _filled(self, names: Sequence[str]) -> tuple[mx.array, list[int]] | None:
+        """The matrices `names` as one, and the rows of each; its values are there by `finish`."""
+        unpacker = self._unpacker
+        if unpacker is None or not all(unpacker.handles(self._store.block_format(name)) for name in names):
+            return None
+        parts = [self._store.take_blocks(name) for name in names]
+        matrix = unpacker.matrix(parts)
+        if self._layout.pretranspose_linear:
+            unpacker.settle()  # a transposed copy is made of it next
+        return matrix, [part.rows for part in parts]
 
     def _tiled(self, product: DenseLinear | QuantizedLinear | StackedLinear) -> Product:
         return product if self._row_tile_tokens is None else TiledLinear(product, self._row_tile_tokens)

@@ -175,7 +175,7 @@ def build_linear(
         biases: an additive bias [out] or None for each weight.
         pretranspose: keep dense matrices as [in, out].
     """
-    bias = _joined_bias(weights, biases)
+    bias = join_biases([_rows(weight) for weight in weights], biases)
     if all(isinstance(weight, DenseWeight) for weight in weights):
         matrices = [weight.weight for weight in weights]
         joined = matrices[0] if len(matrices) == 1 else mx.concatenate(matrices, axis=0)
@@ -197,13 +197,14 @@ def _rows(weight: Weight) -> int:
     return weight.weight.shape[0]
 
 
-def _joined_bias(weights: Sequence[Weight], biases: Sequence[mx.array | None]) -> mx.array | None:
+def join_biases(rows: Sequence[int], biases: Sequence[mx.array | None]) -> mx.array | None:
+    """The biases of matrices with `rows` results each, side by side: zeros where one has none, None if all have."""
     present = [bias for bias in biases if bias is not None]
     if not present:
         return None
     filled = [
-        bias if bias is not None else mx.zeros((_rows(weight),), dtype=present[0].dtype)
-        for weight, bias in zip(weights, biases, strict=True)
+        bias if bias is not None else mx.zeros((count,), dtype=present[0].dtype)
+        for count, bias in zip(rows, biases, strict=True)
     ]
     return filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)
 

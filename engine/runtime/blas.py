@@ -22,7 +22,8 @@ from engine.runtime.blas_library import (
     open_system,
     open_wheel,
 )
-from engine.runtime.blas_shim import FORWARDED, LoadedShim, ShimUnavailableError, load_shim
+from engine.runtime.blas_shim import FORWARDED, LoadedShim, load_shim
+from engine.runtime.compiled import CannotCompileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -152,7 +153,7 @@ def _put_in_front(library: BlasLibrary, thread_wish: int | None, usable_cores: i
     functions = [library.address(name) for name in FORWARDED]
     try:
         shim = load_shim(directory)
-    except ShimUnavailableError as error:
+    except CannotCompileError as error:
         return _open_globally(library, error, library.set_threads(thread_wish, usable_cores))
     # First of all, since MKL opens its own names globally as soon as it is asked anything.
     shim.bind(functions)
@@ -161,7 +162,7 @@ def _put_in_front(library: BlasLibrary, thread_wish: int | None, usable_cores: i
     return report
 
 
-def _open_globally(library: BlasLibrary, why_no_shim: ShimUnavailableError, threads: int) -> BlasReport:
+def _open_globally(library: BlasLibrary, why_no_shim: CannotCompileError, threads: int) -> BlasReport:
     if library.prefix:
         raise BlasUnusableError(f"its functions must be forwarded, and {why_no_shim}")
     ctypes.CDLL(library.file, mode=ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""Compiles the forwarding shim once, keeps it, and puts it in front of mlx.
+"""Puts the forwarding shim in front of mlx.
 
 The shim holds the process's only BLAS state: which library it forwards to, and how many products went through.
 """
@@ -6,33 +6,19 @@ The shim holds the process's only BLAS state: which library it forwards to, and 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib.machinery
-import importlib.resources
-import shutil
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.runtime.private_directory import make_private_directory
+from engine.runtime.compiled import open_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O2", "-fPIC", "-shared")
-_COMPILE_SECONDS = 60
+    from pathlib import Path
 
 # Weights per tile that a few rows share: within one core's cache, or enough for a threaded sgemv. See decision 0001.
 _TILE_ELEMENTS = 1 << 16
 _THREADED_TILE_ELEMENTS = 1 << 19
 
 FORWARDED = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm")
-
-
-class ShimUnavailableError(Exception):
-    """The shim cannot be made here. `str(error)` says why; it never leaves `engine.runtime`."""
 
 
 class LoadedShim:
@@ -84,60 +70,6 @@ def load_shim(directory: Path) -> LoadedShim:
     """Open the shim for the whole process, compiling it into `directory` when it is not there yet.
 
     Raises:
-        ShimUnavailableError: there is no C compiler, it failed, or the result cannot be loaded.
+        CannotCompileError: there is no C compiler, it failed, or the result cannot be loaded.
     """
-    source = importlib.resources.files("engine.runtime").joinpath("blas_shim.c").read_bytes()
-    try:
-        return _load_kept(source, make_private_directory(directory))
-    except OSError:
-        # No folder to keep it in, or none that code may be loaded from: make it for this process alone.
-        with tempfile.TemporaryDirectory(prefix="mlx-stream-") as scratch:
-            return _load_kept(source, Path(scratch))
-
-
-def _load_kept(source: bytes, directory: Path) -> LoadedShim:
-    path = directory / f"blas-{_fingerprint(source)}.so"
-    if path.exists():
-        try:
-            return _open_for_process(path)
-        except OSError:
-            path.unlink()  # cut short by a full disk, or made for another machine: make it anew
-    compile_shim(source, path)
-    return _open_for_process(path)
-
-
-def _open_for_process(path: Path) -> LoadedShim:
-    return LoadedShim(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
-
-
-def compile_shim(source: bytes, path: Path) -> None:
-    """Compile `source` into the shared library `path`, atomically: others see the whole file or none.
-
-    Raises:
-        ShimUnavailableError: there is no C compiler, or it failed.
-        OSError: the folder of `path` cannot be written.
-    """
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
-        raise ShimUnavailableError("there is no C compiler")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="compiling-") as scratch:
-        made = Path(scratch) / path.name
-        command = [compiler, *_FLAGS, "-x", "c", "-", "-o", str(made)]
-        try:
-            subprocess.run(command, input=source, check=True, capture_output=True, timeout=_COMPILE_SECONDS)
-        except (subprocess.SubprocessError, OSError) as error:
-            raise ShimUnavailableError(f"the C compiler failed: {_complaint(error)}") from error
-        made.replace(path)
-
-
-def _fingerprint(source: bytes) -> str:
-    """What the compiled file depends on; the extension suffix names the processor family and the C library."""
-    facts = (source, " ".join(_FLAGS).encode(), importlib.machinery.EXTENSION_SUFFIXES[0].encode())
-    return hashlib.sha256(b"\0".join(facts)).hexdigest()[:16]
-
-
-def _complaint(error: Exception) -> str:
-    """The compiler's first line about an error, or what kind of failure it was."""
-    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else b""
-    lines = bytes(output or b"").decode(errors="replace").splitlines()
-    return next((line.strip() for line in lines if "error" in line), type(error).__name__)
+    return LoadedShim(open_compiled("blas_shim.c", directory, mode=ctypes.RTLD_GLOBAL))

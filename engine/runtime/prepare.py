@@ -16,6 +16,7 @@ from engine.runtime.device import Device, blas_matters, choose_device, offered_d
 from engine.runtime.host import Host
 from engine.runtime.kernel_directory import keep_kernels_private
 from engine.runtime.policy import ComputeDtype, LayoutPolicy, WeightsFacts, choose_layout, fits
+from engine.runtime.unpack_kernel import UnpackKernel, open_unpack_kernel
 
 if TYPE_CHECKING:
     from engine.runtime.settings import RuntimeSettings
@@ -27,7 +28,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The prepared machinery. Memory questions are answered anew each time they are asked."""
+    """The prepared machinery. Memory questions are answered anew each time they are asked.
+
+    `unpack_kernel` is there where weights are unpacked on the host, if a C compiler is.
+    """
 
     info: RuntimeInfo
     device: Device
@@ -35,6 +39,7 @@ class Runtime:
     host: Host
     memory_limit_bytes: int | None
     compute_dtype_wish: ComputeDtype | None
+    unpack_kernel: UnpackKernel | None = None
 
     def available_memory_bytes(self) -> int:
         """Host memory that may still be allocated, within the operator's limit."""
@@ -86,6 +91,7 @@ def prepare_runtime(settings: RuntimeSettings, host: Host | None = None) -> Runt
         host=host,
         memory_limit_bytes=settings.memory_limit_bytes,
         compute_dtype_wish=cast("ComputeDtype | None", settings.compute_dtype),
+        unpack_kernel=open_unpack_kernel(settings.cache_directory / "unpack") if device == "cpu" else None,
     )
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from engine.runtime import blas_shim
 from engine.runtime.blas_library import FEW_ROWS, BlasLibrary, open_wheel
-from engine.runtime.blas_shim import FORWARDED, LoadedShim, ShimUnavailableError, compile_shim, load_shim
+from engine.runtime.blas_shim import FORWARDED, LoadedShim, load_shim
+from engine.runtime.compiled import CannotCompileError, compile_library
 
 ROW_MAJOR, COLUMN_MAJOR, PLAIN, TRANSPOSED = 101, 102, 111, 112
 SOURCE = Path(blas_shim.__file__).with_name("blas_shim.c").read_bytes()
@@ -34,8 +35,8 @@ class Bench:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("shim") / "shim.so"
     try:
-        compile_shim(SOURCE, path)
-    except ShimUnavailableError as error:
+        compile_library(SOURCE, path)
+    except CannotCompileError as error:
         pytest.skip(str(error))
     return path
 
@@ -234,12 +235,12 @@ def test_a_folder_that_cannot_be_made_costs_the_keeping_alone(compiler: str, ask
 
 def test_no_compiler_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ShimUnavailableError, match="no C compiler"):
+    with pytest.raises(CannotCompileError, match="no C compiler"):
         load_shim(tmp_path / "blas")
     assert list((tmp_path / "blas").iterdir()) == []
 
 
 def test_a_compiler_that_fails_is_quoted(compiler: str, tmp_path: Path) -> None:
-    with pytest.raises(ShimUnavailableError, match=r"C compiler failed: .*error"):
-        compile_shim(b"int main(void) { return }", tmp_path / "shim.so")
+    with pytest.raises(CannotCompileError, match=r"C compiler failed: .*error"):
+        compile_library(b"int main(void) { return }", tmp_path / "shim.so")
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,108 @@
+"""Matrices filled from blocks: the bits that the library's own way gives, joined in order, refused when damaged."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.artifacts.artifact import open_artifact
+from engine.artifacts.weights import WeightStore
+from engine.contracts.errors import CorruptArtifactError, GraphContractError
+from engine.models.reading import WeightReader
+from engine.runtime.policy import LayoutPolicy
+from engine.runtime.unpack_kernel import open_unpack_kernel
+from tests.engine.artifacts.tiny_files import llama_tensors, write_gguf
+
+LAYER = "model.layers.0"
+ATTENTION = [f"{LAYER}.self_attn.{part}_proj" for part in "qkv"]
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    made = open_unpack_kernel(tmp_path_factory.mktemp("compiled"))
+    if made is None:
+        pytest.skip("there is no C compiler")
+    return made
+
+
+def reader_of(path, kernel, *, pretranspose=False, **changes):
+    layout = LayoutPolicy(
+        **(
+            {
+                "compute_dtype": "float32",
+                "dequantize": True,
+                "pretranspose_linear": pretranspose,
+                "prefill_step_tokens": 32,
+            }
+            | changes
+        )
+    )
+    return WeightReader(WeightStore(open_artifact(path)), layout, unpack_kernel=kernel)
+
+
+def read_all(reader):
+    """Some products, joined and single, and the table, after everything has settled."""
+    table = reader.embedding("model.embed_tokens")
+    found = [table, reader.tied_head(table)]
+    found += [reader.linear(*ATTENTION), reader.linear(f"{LAYER}.mlp.down_proj")]
+    for name in [*llama_tensors()]:
+        module = name.removesuffix(".weight")
+        if "norm" in name:
+            reader.vector(name)
+        elif module not in (*ATTENTION, f"{LAYER}.mlp.down_proj", "model.embed_tokens"):
+            reader.linear(module)
+    reader.finish()
+    return [np.array(one.arrays()[0]) for one in found]
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("pretranspose", [False, True])
+def test_filled_matrices_have_the_bits_of_those_that_were_read_apart(tmp_path, kernel, kind, pretranspose):
+    path = write_gguf(tmp_path / "tiny.gguf", kind=kind)
+    filled = read_all(reader_of(path, kernel, pretranspose=pretranspose))
+    apart = read_all(reader_of(path, None, pretranspose=pretranspose))
+    assert filled[1].shape == ((64, 48) if pretranspose else (48, 64))
+    assert filled[2].shape == ((64, 128) if pretranspose else (128, 64))
+    for one, other in zip(filled, apart, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_a_matrix_of_many_jobs_is_whole(tmp_path, kernel, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")
+    whole = read_all(reader_of(path, kernel))
+    monkeypatch.setattr("engine.models.unpacking.JOB_VALUES", 3 * 64)
+    for one, other in zip(read_all(reader_of(path, kernel)), whole, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_weights_that_stay_packed_are_not_filled(tmp_path, kernel):
+    path = write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
+    product = reader_of(path, kernel, dequantize=False).linear(*ATTENTION)
+    assert product.arrays()[0].dtype == mx.uint32
+
+
+def test_scales_beyond_float16_are_refused_by_the_end_of_the_load(tmp_path, kernel):
+    tensors = llama_tensors()
+    tensors[f"{ATTENTION[0]}.weight"] = tensors[f"{ATTENTION[0]}.weight"] * 1e6
+    reader = reader_of(write_gguf(tmp_path / "tiny.gguf", tensors, kind="Q8_0"), kernel)
+    with pytest.raises(CorruptArtifactError, match=r"tensor .* holds scales beyond float16"):
+        read_all(reader)
+    reader.close()
+
+
+def test_a_file_that_shrinks_meanwhile_is_refused_and_leaves_no_thread(tmp_path, kernel):
+    path = write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
+    reader = reader_of(path, kernel)
+    path.write_bytes(path.read_bytes()[:-4096])
+    with pytest.raises(CorruptArtifactError, match="ends inside tensor"):
+        read_all(reader)
+    reader.close()
+
+
+def test_blocks_can_be_taken_once(tmp_path):
+    store = WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")))
+    name = f"{ATTENTION[0]}.weight"
+    assert store.block_format(name) == "Q4_1"
+    assert store.block_format("model.norm.weight") is None
+    assert store.take_blocks(name).rows == 64
+    with pytest.raises(GraphContractError, match="twice"):
+        store.take(name)
