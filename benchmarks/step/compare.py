@@ -134,7 +134,7 @@ def padded_model(artifact):
             head_dim=config.head_dim,
             rms_norm_eps=config.norm_eps,
             vocab_size=config.vocab_size,
-            rope_theta=config.rope.theta,
+            rope_theta=config.layer_ropes[0].theta,
             tie_word_embeddings=config.tie_word_embeddings,
         )
     )
@@ -192,7 +192,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         runtime = prepare_runtime(RuntimeSettings(cache_directory=Path(scratch), blas_threads=arguments.threads))
 
         from engine.artifacts.weights import WeightStore
-        from engine.models.llama import LlamaGraph
+        from engine.models.decoder import DecoderGraph
         from engine.models.reading import WeightReader
 
         artifact = open_artifact(arguments.model)
@@ -208,7 +208,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         graphs = {}
         for name, composition in compositions.items():
             reader.tile = composition.row_tile_tokens
-            graphs[name] = LlamaGraph(artifact.config, reader, composition)
+            graphs[name] = DecoderGraph(artifact.config, reader, composition)
         peer = padded_model(artifact)
         cases = []
         for context in arguments.context:

@@ -30,8 +30,25 @@ __all__ = [
     "QuantizationScheme",
     "RopeConfig",
     "RopeKind",
+    "Scaling",
     "union_of_ids",
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Factors and bounds on the way through a graph.
+
+    `scores` is the factor on attention scores, None for the root of the head size; `logits` divides. A `softcap`
+    bounds by tanh, and 0 means none.
+    """
+
+    embeddings: float = 1.0
+    residuals: float = 1.0
+    scores: float | None = None
+    score_softcap: float = 0.0
+    logits: float = 1.0
+    logit_softcap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +56,9 @@ class ModelConfig:
     """What a graph needs to be built, and what the text layer needs to know about its model.
 
     `model_type` names the graph's family, after aliases. `layer_types` has one entry per layer; `sliding_window`
-    is 0 when no layer slides. `stored_dtype` is the dtype that the files state for dense weights, "" if none.
-    `option_defaults` are the model's own, from `generation_config.json`.
+    is 0 when no layer slides. `layer_ropes` has one entry per layer, None for one that does not rotate.
+    `attention_bias` is of queries, keys and values. `stored_dtype` is the dtype that the files state for dense
+    weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`.
     """
 
     model_type: str
@@ -53,17 +71,24 @@ class ModelConfig:
     head_dim: int
     context_length: int
     norm_eps: float
-    rope: RopeConfig
     layer_types: tuple[str, ...]
+    layer_ropes: tuple[RopeConfig | None, ...]
     sliding_window: int = 0
+    scaling: Scaling = field(default_factory=Scaling)
     tie_word_embeddings: bool = True
     attention_bias: bool = False
+    output_bias: bool = False
     mlp_bias: bool = False
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     quantization: QuantizationConfig | None = None
     option_defaults: OptionDefaults = field(default_factory=OptionDefaults)
     stored_dtype: str = ""
+
+    @property
+    def score_scale(self) -> float:
+        """The factor on attention scores."""
+        return self.head_dim**-0.5 if self.scaling.scores is None else self.scaling.scores
 
     def geometry(self) -> GraphGeometry:
         """The sizes that policies read."""

@@ -1,49 +1,77 @@
-"""The tensors that a family cannot do without, by canonical name, with their shapes in values.
+"""The tensors that a model cannot do without, by canonical name, with their shapes in values.
 
-Lets a model be refused from its headers, before anything is loaded. What a graph does with them is `models`' business.
+Derived from its family's record and the sizes of its configuration. Lets a model be refused from its headers, before
+anything is loaded; what a graph does with its tensors is `models`' business.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.artifacts.families import FAMILIES
+
 if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
+    from engine.artifacts.families import Family
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def expected_shapes(config: ModelConfig) -> Shapes:
     """Every tensor that a model of `config` has; an output head only when it is not tied."""
-    return _FAMILIES[config.model_type](config)
-
-
-def _llama(config: ModelConfig) -> Shapes:
+    family = FAMILIES[config.model_type]
     table = (config.vocab_size, config.hidden_size)
     shapes: Shapes = {"model.embed_tokens.weight": table}
     for layer in range(config.layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _llama_layer(config).items()}
-    shapes["model.norm.weight"] = (config.hidden_size,)
+        part = f"model.layers.{layer}"
+        shapes |= _norms(config, family, part)
+        shapes |= _attention(config, family, f"{part}.self_attn")
+        shapes |= _feed_forward(config, family, f"{part}.mlp")
+    shapes |= _norm(family, "model.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
     return shapes
 
 
-def _llama_layer(config: ModelConfig) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attention = {"q": (query, hidden), "k": (shared, hidden), "v": (shared, hidden), "o": (hidden, query)}
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-    for block, projections, biased in (
-        ("self_attn", attention, config.attention_bias),
-        ("mlp", mlp, config.mlp_bias),
-    ):
-        for name, shape in projections.items():
-            shapes[f"{block}.{name}_proj.weight"] = shape
-            if biased:
-                shapes[f"{block}.{name}_proj.bias"] = shape[:1]
+def _norms(config: ModelConfig, family: Family, layer: str) -> Shapes:
+    norms = family.norms
+    names = (norms.before_mixer, norms.after_mixer, norms.before_feed_forward, norms.after_feed_forward)
+    shapes: Shapes = {}
+    for name in filter(None, names):
+        shapes |= _norm(family, f"{layer}.{name}", config.hidden_size)
     return shapes
 
 
-_FAMILIES = {"llama": _llama}
+def _norm(family: Family, module: str, size: int) -> Shapes:
+    gain: Shapes = {f"{module}.weight": (size,)}
+    return gain | {f"{module}.bias": (size,)} if family.norm == "layer" else gain
+
+
+def _attention(config: ModelConfig, family: Family, module: str) -> Shapes:
+    query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    rows = {"q_proj": query, "k_proj": shared, "v_proj": shared, "qkv_proj": query + 2 * shared}
+    shapes: Shapes = {}
+    for name in family.query_key_value:
+        shapes |= _product(f"{module}.{name}", rows[name], config.hidden_size, config.attention_bias)
+    shapes |= _product(f"{module}.o_proj", config.hidden_size, query, config.output_bias)
+    if family.head_norms != "none":
+        each = family.head_norms == "each"
+        shapes |= {
+            f"{module}.q_norm.weight": (config.head_dim if each else query,),
+            f"{module}.k_norm.weight": (config.head_dim if each else shared,),
+        }
+    return shapes
+
+
+def _feed_forward(config: ModelConfig, family: Family, module: str) -> Shapes:
+    inner = config.intermediate_size
+    rows = inner * (2 if family.gated else 1) // len(family.feed_forward)
+    shapes: Shapes = {}
+    for name in family.feed_forward:
+        shapes |= _product(f"{module}.{name}", rows, config.hidden_size, config.mlp_bias)
+    return shapes | _product(f"{module}.{family.down}", config.hidden_size, inner, config.mlp_bias)
+
+
+def _product(module: str, rows: int, columns: int, biased: bool) -> Shapes:
+    weight: Shapes = {f"{module}.weight": (rows, columns)}
+    return weight | {f"{module}.bias": (rows,)} if biased else weight

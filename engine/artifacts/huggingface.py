@@ -1,16 +1,19 @@
 """A Hugging Face model folder's `config.json` and its neighbours, as a `ModelConfig`.
 
 A nested `text_config` wins over the top level. Defaults of absent fields: KV heads = heads, head_dim = hidden / heads,
-rms_norm_eps 1e-6, no biases, all layers full attention (but see `_implied_layer_types`). An absent
+rms_norm_eps 1e-6, no biases, all layers full attention; a family's record may say otherwise. An absent
 `tie_word_embeddings` is answered by the weights: tied exactly if they hold no output head.
 Source: reference, §4.3 and §4.6.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
+from engine.artifacts.config import MOST_LAYERS, ModelConfig, Scaling, union_of_ids
+from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.generation_files import (
     TOKENIZER_CONFIG_FILE,
@@ -18,23 +21,19 @@ from engine.artifacts.generation_files import (
     option_defaults,
     tokenizer_eos_ids,
 )
+from engine.artifacts.layer_fields import layer_ropes, layer_types
 from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
-from engine.artifacts.rope_fields import parse_rope
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from engine.artifacts.families import Family
+
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
-
-# Names in files, and the family whose graph reads them.
-_FAMILIES: Final[Mapping[str, str]] = {"llama": "llama", "mistral": "llama", "iquestcoder": "llama"}
-# Model types whose `sliding_window` holds for every layer when no `layer_types` are stated.
-_SLIDING_THROUGHOUT: Final = frozenset({"mistral"})
-_ACTIVATIONS: Final = ("silu", "swish")
 
 
 def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored: bool) -> ModelConfig:
@@ -61,18 +60,20 @@ def model_config(
 ) -> ModelConfig:
     """Interpret parsed `config.json` and `generation_config.json` documents; pure."""
     top = Fields(CONFIG_FILE, document)
-    fields = _text_fields(top)
+    stated = _text_fields(top)
     defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
-    family = _family(fields)
-    _check_activation(fields)
+    family = _family(stated)
+    fields = Fields(CONFIG_FILE, family.defaults).overlaid(stated)
+    _check_activation(fields, family)
     layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")
-    layer_types, sliding_window = _layer_types(fields, layers, context_length)
+    kinds, held_kinds, sliding_window = layer_types(fields, family, layers=layers, context_length=context_length)
+    ropes = layer_ropes(fields, kinds, head_dim=head_dim, context_length=context_length)
     stated_ids = union_of_ids(top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"))
     generation_ids = defaults.token_ids("eos_token_id")
     config = ModelConfig(
-        model_type=family,
+        model_type=family.name,
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
         intermediate_size=fields.count("intermediate_size"),
@@ -81,13 +82,15 @@ def model_config(
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context_length,
-        norm_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=parse_rope(fields, head_dim=head_dim, context_length=context_length),
-        layer_types=layer_types,
+        norm_eps=fields.positive(family.norm_eps, 1e-6),
+        layer_types=held_kinds,
         sliding_window=sliding_window,
+        layer_ropes=ropes,
+        scaling=_scaling(fields, family),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=not head_is_stored),
-        attention_bias=fields.flag("attention_bias", default=False),
-        mlp_bias=fields.flag("mlp_bias", default=False),
+        attention_bias=_has_bias(fields, family.attention_bias),
+        output_bias=_has_bias(fields, family.output_bias),
+        mlp_bias=_has_bias(fields, family.mlp_bias),
         eos_token_ids=union_of_ids(stated_ids, generation_ids, extra_eos_ids),
         bos_token_id=_first(fields.token_ids("bos_token_id")),
         quantization=parse_quantization(fields),
@@ -116,22 +119,60 @@ def _text_fields(top: Fields) -> Fields:
     return top if nested is None else top.overlaid(nested)
 
 
-def _family(fields: Fields) -> str:
+def _family(fields: Fields) -> Family:
     name = fields.text("model_type")
     if not name:
         raise MissingArtifactError(CONFIG_FILE, "has no model_type")
-    if name not in _FAMILIES:
-        known = ", ".join(_FAMILIES)
-        raise UnsupportedArtifactError(CONFIG_FILE, f"model_type {name!r} is not supported; supported: {known}")
-    return _FAMILIES[name]
-
-
-def _check_activation(fields: Fields) -> None:
-    name = fields.text("hidden_act", "silu")
-    if name not in _ACTIVATIONS:
+    known = {**FAMILIES, **ALIASES}
+    if name not in known:
         raise UnsupportedArtifactError(
-            CONFIG_FILE, f"hidden_act {name!r} is not supported; supported: {', '.join(_ACTIVATIONS)}"
+            CONFIG_FILE, f"model_type {name!r} is not supported; supported: {', '.join(known)}"
         )
+    return known[name]
+
+
+def _check_activation(fields: Fields, family: Family) -> None:
+    field = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
+    name = fields.text(field, family.activation_names[0])
+    if name not in family.activation_names:
+        raise UnsupportedArtifactError(
+            CONFIG_FILE, f"{field} {name!r} is not supported; supported: {', '.join(family.activation_names)}"
+        )
+
+
+def _has_bias(fields: Fields, rule: str | bool) -> bool:
+    return fields.flag(rule, default=False) if isinstance(rule, str) else rule
+
+
+def _scaling(fields: Fields, family: Family) -> Scaling:
+    """The factors of a model; a stated one counts in every family."""
+    scores = fields.positive("attention_multiplier") if "attention_multiplier" in fields else None
+    if "query_pre_attn_scalar" in fields:
+        scores = fields.positive("query_pre_attn_scalar") ** -0.5
+    return Scaling(
+        embeddings=fields.positive("embedding_multiplier", _embedding_scale(fields, family)),
+        residuals=fields.positive("residual_multiplier", 1.0),
+        scores=scores,
+        score_softcap=_softcap(fields, "attn_logit_softcapping"),
+        logits=fields.positive("logits_scaling", 1.0),
+        logit_softcap=_softcap(fields, "final_logit_softcapping"),
+    )
+
+
+def _embedding_scale(fields: Fields, family: Family) -> float:
+    root = math.sqrt(fields.count("hidden_size"))
+    return {"one": 1.0, "root": root, "root_bfloat16": _rounded_to_bfloat16(root)}[family.embedding_scale]
+
+
+def _rounded_to_bfloat16(value: float) -> float:
+    """The nearest bfloat16, ties to even; `value` is finite and far from the largest."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
+
+
+def _softcap(fields: Fields, name: str) -> float:
+    return fields.positive(name) if name in fields else 0.0
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:
@@ -143,32 +184,6 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
     if "head_dim" not in fields and hidden_size % heads:
         raise CorruptArtifactError(CONFIG_FILE, f"hidden_size {hidden_size} is not a multiple of {heads} heads")
     return heads, kv_heads, fields.count("head_dim", hidden_size // heads)
-
-
-def _layer_types(fields: Fields, layers: int, context_length: int) -> tuple[tuple[str, ...], int]:
-    """The attention type of every layer, and the window in tokens (0 when no layer slides)."""
-    stated = fields.texts("layer_types") or _implied_layer_types(fields, layers, context_length)
-    if len(stated) != layers:
-        raise CorruptArtifactError(CONFIG_FILE, f"layer_types names {len(stated)} layers, the model has {layers}")
-    for kind in stated:
-        if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
-            raise UnsupportedArtifactError(CONFIG_FILE, f"layer type {kind!r} is not supported")
-    return stated, fields.count("sliding_window") if SLIDING_ATTENTION in stated else 0
-
-
-def _implied_layer_types(fields: Fields, layers: int, context_length: int) -> tuple[str, ...]:
-    """All layers slide where the model type says so, else none does.
-
-    Mistral's `sliding_window` holds for all layers in the model's own definition, and its weights were trained so:
-    we follow it, although mlx-lm drops the window. A llama's window means nothing without `layer_types`, in both. A
-    window that the context cannot outgrow is full attention, which is cheaper to hold.
-    """
-    slides = (
-        fields.text("model_type") in _SLIDING_THROUGHOUT
-        and "sliding_window" in fields
-        and fields.count("sliding_window") < context_length
-    )
-    return (SLIDING_ATTENTION if slides else FULL_ATTENTION,) * layers
 
 
 def _first(ids: tuple[int, ...]) -> int | None:

@@ -2,7 +2,8 @@
 
 θ stands at the top (`rope_theta`) or, in newer files, inside `rope_parameters` beside the kind; the kind is spelled
 `type` or `rope_type`. Where a file has both `rope_parameters` and the older `rope_scaling`, the newer wins field by
-field. Defaults per kind. Source: reference, model families §4.3 (rope kinds).
+field. Sliding layers may rotate in their own way: `rope_parameters` then holds an object for each layer type, or, in
+older files, `rope_local_base_freq` is their θ. Defaults per kind. Source: reference, model families §4.3 (rope kinds).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.fields import Fields
-from engine.contracts.errors import CorruptArtifactError, UnsupportedArtifactError
+from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.contracts.rope import RopeConfig, RopeKind
 
 if TYPE_CHECKING:
@@ -29,21 +30,25 @@ _KINDS: Final[Mapping[str, RopeKind]] = {
     "proportional": "proportional",
 }
 _ORIGINAL_CONTEXT: Final[Mapping[str, int]] = {"llama3": 8192, "yarn": 4096, "longrope": 4096}
+_SLIDING: Final = "sliding_attention"
+_LOCAL_THETA: Final = "rope_local_base_freq"
 _NEED_FACTOR: Final = frozenset({"linear", "dynamic", "llama3", "yarn"})
 
 
-def parse_rope(config: Fields, *, head_dim: int, context_length: int) -> RopeConfig:
-    """Read the rotary parameters of `config`.
+def parse_rope(config: Fields, *, layer_type: str, head_dim: int, context_length: int) -> RopeConfig:
+    """Read the rotary parameters of the layers of `layer_type` from `config`.
 
     Raises:
-        UnsupportedArtifactError: an unknown kind, or parameters per layer type.
+        UnsupportedArtifactError: an unknown kind.
         MissingArtifactError, CorruptArtifactError: a parameter that the kind needs is absent or out of range.
     """
     older = config.fields("rope_scaling") or Fields(config.file, {}, "rope_parameters.")
     newer = config.fields("rope_parameters") or Fields(config.file, {})
+    if any(isinstance(newer.raw(name), dict) for name in newer):
+        older, newer = Fields(config.file, {}), _of_layer_type(newer, layer_type)
+    elif layer_type == _SLIDING and _LOCAL_THETA in config:
+        return RopeConfig(dims=head_dim, context_length=context_length, theta=config.positive(_LOCAL_THETA))
     stated = older.overlaid(newer)
-    if any(isinstance(stated.raw(name), dict) for name in stated):
-        raise UnsupportedArtifactError(config.file, "rotary parameters per layer type are not supported")
     kind = _kind(newer, older)
     partial = stated.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
     dims = head_dim if kind == "proportional" else _rotating(config.file, head_dim, partial)
@@ -68,6 +73,13 @@ def parse_rope(config: Fields, *, head_dim: int, context_length: int) -> RopeCon
         truncate=stated.flag("truncate", default=True),
         partial_rotary_factor=partial,
     )
+
+
+def _of_layer_type(parameters: Fields, layer_type: str) -> Fields:
+    own = parameters.fields(layer_type)
+    if own is None:
+        raise MissingArtifactError(parameters.file, f"rope_parameters has none for {layer_type}")
+    return own
 
 
 def _kind(newer: Fields, older: Fields) -> RopeKind:

@@ -1,4 +1,4 @@
-"""Graphs, one file per family, and the registry that finds them by `model_type`.
+"""Graphs: shared parts, and the decoder that joins them as a family's record says.
 
 Above this package nothing branches on a model's name: graphs declare what they can do.
 """

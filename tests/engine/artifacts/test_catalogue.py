@@ -172,5 +172,9 @@ def test_the_demo_model_is_the_pinned_one_and_as_described(demo_model_path):
     assert (artifact.parameters, artifact.stored_quantization) == (134_515_008, "Q4_1")
     assert sorted({header.dtype for header in artifact.tensors.values()}) == ["F32", "Q4_1", "Q8_0"]
     assert (config.layers, config.heads, config.kv_heads, config.context_length) == (30, 9, 3, 8192)
-    assert (config.rope.theta, config.rope.traditional, config.tie_word_embeddings) == (100_000.0, True, True)
+    assert (config.layer_ropes[0].theta, config.layer_ropes[0].traditional, config.tie_word_embeddings) == (
+        100_000.0,
+        True,
+        True,
+    )
     assert (config.eos_token_ids, config.bos_token_id) == ((2,), 1)

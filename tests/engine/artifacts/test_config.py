@@ -26,7 +26,12 @@ def test_a_plain_configuration_gives_its_sizes():
         layer_types=("full_attention", "full_attention"),
     )
     assert (config.model_type, config.intermediate_size, config.norm_eps) == ("llama", 96, 1e-5)
-    assert (config.rope.kind, config.rope.theta, config.rope.dims, config.rope.traditional) == (
+    assert (
+        config.layer_ropes[0].kind,
+        config.layer_ropes[0].theta,
+        config.layer_ropes[0].dims,
+        config.layer_ropes[0].traditional,
+    ) == (
         "default",
         1e4,
         16,
@@ -149,29 +154,31 @@ def test_a_number_too_large_for_any_float_is_refused_like_infinity():
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
 def test_the_kind_of_rotation_is_read_in_every_spelling(spelling, place):
-    rope = parsed(**{place: {spelling: "linear", "factor": 2.0}}).rope
+    rope = parsed(**{place: {spelling: "linear", "factor": 2.0}}).layer_ropes[0]
     assert (rope.kind, rope.factor) == ("linear", 2.0)
 
 
 def test_theta_is_read_at_the_top_and_inside_the_parameters():
-    assert parsed(rope_theta=500000.0).rope.theta == 500000.0
-    assert parsed(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).rope.theta == 1e6
+    assert parsed(rope_theta=500000.0).layer_ropes[0].theta == 500000.0
+    assert parsed(rope_parameters={"rope_type": "default", "rope_theta": 1e6}).layer_ropes[0].theta == 1e6
 
 
 @pytest.mark.parametrize("newer", [{}, {"rope_theta": 5e5}, {"rope_type": None}])
 def test_newer_parameters_without_a_kind_leave_the_older_scaling_standing(newer):
-    rope = parsed(rope_parameters=newer, rope_scaling={"type": "linear", "factor": 4.0}, rope_theta=1e4).rope
+    rope = parsed(rope_parameters=newer, rope_scaling={"type": "linear", "factor": 4.0}, rope_theta=1e4).layer_ropes[0]
     assert (rope.kind, rope.factor, rope.theta) == ("linear", 4.0, newer.get("rope_theta", 1e4))
 
 
 def test_newer_parameters_win_over_the_older_scaling_field_by_field():
     older = {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 64}
-    rope = parsed(rope_parameters={"rope_type": "yarn", "factor": 2.0}, rope_scaling=older).rope
+    rope = parsed(rope_parameters={"rope_type": "yarn", "factor": 2.0}, rope_scaling=older).layer_ropes[0]
     assert (rope.kind, rope.factor, rope.original_context_length) == ("yarn", 2.0, 64)
 
 
 def test_newer_parameters_that_state_no_scaling_win_over_an_older_one():
-    assert parsed(rope_parameters={"rope_type": "default"}, rope_scaling={"type": "yarn"}).rope.kind == "default"
+    assert (
+        parsed(rope_parameters={"rope_type": "default"}, rope_scaling={"type": "yarn"}).layer_ropes[0].kind == "default"
+    )
 
 
 def test_a_fault_in_merged_parameters_names_the_place_that_states_it():
@@ -183,8 +190,11 @@ def test_a_fault_in_merged_parameters_names_the_place_that_states_it():
 
 def test_yarn_keeps_its_stated_attention_factor_and_correction_range():
     yarn = {"rope_type": "yarn", "factor": 4.0}
-    assert (parsed(rope_scaling=yarn).rope.attention_factor, parsed(rope_scaling=yarn).rope.truncate) == (None, True)
-    rope = parsed(rope_scaling=yarn | {"attention_factor": 0.5, "truncate": False}).rope
+    assert (
+        parsed(rope_scaling=yarn).layer_ropes[0].attention_factor,
+        parsed(rope_scaling=yarn).layer_ropes[0].truncate,
+    ) == (None, True)
+    rope = parsed(rope_scaling=yarn | {"attention_factor": 0.5, "truncate": False}).layer_ropes[0]
     assert (rope.attention_factor, rope.truncate) == (0.5, False)
     with pytest.raises(CorruptArtifactError, match=r"rope_scaling\.attention_factor must be above 0"):
         parsed(rope_scaling=yarn | {"attention_factor": 0})
@@ -193,16 +203,16 @@ def test_yarn_keeps_its_stated_attention_factor_and_correction_range():
 
 
 def test_llama3_rotation_has_its_parameters_and_defaults():
-    rope = parsed(rope_scaling={"rope_type": "llama3", "factor": 32.0}).rope
+    rope = parsed(rope_scaling={"rope_type": "llama3", "factor": 32.0}).layer_ropes[0]
     assert (rope.factor, rope.low_freq_factor, rope.high_freq_factor, rope.original_context_length) == (32, 1, 4, 8192)
     stated = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "original_max_position_embeddings": 64}
-    rope = parsed(rope_scaling=stated).rope
+    rope = parsed(rope_scaling=stated).layer_ropes[0]
     assert (rope.low_freq_factor, rope.original_context_length) == (2.0, 64)
 
 
 @pytest.mark.parametrize("name", ["yarn", "deepseek_yarn", "telechat3-yarn"])
 def test_yarn_is_read_under_all_its_names(name):
-    rope = parsed(rope_scaling={"type": name, "factor": 4, "mscale_all_dim": 1.0}).rope
+    rope = parsed(rope_scaling={"type": name, "factor": 4, "mscale_all_dim": 1.0}).layer_ropes[0]
     assert (rope.kind, rope.factor, rope.original_context_length) == ("yarn", 4, 4096)
     assert (rope.beta_fast, rope.beta_slow, rope.mscale, rope.mscale_all_dim) == (32, 1, 1, 1)
 
@@ -211,7 +221,7 @@ def test_yarn_is_read_under_all_its_names(name):
 def test_longrope_has_a_factor_for_every_pair(name):
     factors = [1.0 + index for index in range(8)]
     stated = {"type": name, "short_factor": [1.0] * 8, "long_factor": factors}
-    rope = parsed(rope_scaling=stated, original_max_position_embeddings=64).rope
+    rope = parsed(rope_scaling=stated, original_max_position_embeddings=64).layer_ropes[0]
     assert (rope.kind, rope.long_factor, rope.original_context_length) == ("longrope", tuple(factors), 64)
     with pytest.raises(CorruptArtifactError, match="long_factor holds 3 factors, 8 pairs rotate"):
         parsed(rope_scaling=stated | {"long_factor": [1.0] * 3})
@@ -229,9 +239,15 @@ def test_an_unknown_kind_of_rotation_is_refused_by_name(kind):
         parsed(rope_scaling={"rope_type": kind, "factor": 2.0})
 
 
-def test_rotation_that_differs_between_layer_types_is_refused():
-    with pytest.raises(UnsupportedArtifactError, match="per layer type"):
-        parsed(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}})
+def test_layer_types_may_rotate_each_in_their_own_way():
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
+    full, sliding = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}, {"rope_theta": 1e4}
+    ropes = parsed(rope_parameters={"full_attention": full, "sliding_attention": sliding}, **kinds).layer_ropes
+    assert [(rope.kind, rope.theta, rope.factor) for rope in ropes] == [("default", 1e4, 1.0), ("linear", 1e6, 8.0)]
+    older = parsed(rope_theta=1e6, rope_scaling=full, rope_local_base_freq=1e4, **kinds).layer_ropes
+    assert [(rope.kind, rope.theta, rope.factor) for rope in older] == [("default", 1e4, 1.0), ("linear", 1e6, 8.0)]
+    with pytest.raises(MissingArtifactError, match="rope_parameters has none for sliding_attention"):
+        parsed(rope_parameters={"full_attention": full}, **kinds)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +259,8 @@ def test_a_rotary_parameter_out_of_range_is_refused(field):
 
 
 def test_a_part_of_a_head_rotates_when_a_fraction_is_stated():
-    assert parsed(partial_rotary_factor=0.5).rope.dims == 8
-    proportional = parsed(rope_parameters={"rope_type": "proportional", "partial_rotary_factor": 0.25}).rope
+    assert parsed(partial_rotary_factor=0.5).layer_ropes[0].dims == 8
+    proportional = parsed(rope_parameters={"rope_type": "proportional", "partial_rotary_factor": 0.25}).layer_ropes[0]
     assert (proportional.dims, proportional.partial_rotary_factor) == (16, 0.25)
     with pytest.raises(CorruptArtifactError, match="rotates 1"):
         parsed(partial_rotary_factor=0.1)

@@ -25,7 +25,7 @@ def test_metadata_becomes_the_configuration_that_the_folder_has(tmp_path):
 
 
 def test_rotation_pairs_neighbours_because_the_converter_permutes(tmp_path):
-    assert config_of(tmp_path).rope.traditional
+    assert config_of(tmp_path).layer_ropes[0].traditional
 
 
 def test_names_become_those_of_the_folder(tmp_path):
@@ -106,7 +106,7 @@ def test_stored_rotary_factors_become_part_of_the_configuration(tmp_path):
     artifact = open_artifact(
         write_gguf(tmp_path / "tiny.gguf", extra=lambda writer: writer.add_tensor("rope_freqs.weight", factors))
     )
-    rope = artifact.config.rope
+    rope = artifact.config.layer_ropes[0]
     assert (rope.kind, rope.long_factor, rope.attention_factor) == ("longrope", tuple(factors.tolist()), 1.0)
     assert not any("rope" in name for name in artifact.tensors)
 
@@ -130,7 +130,7 @@ def test_scaled_rotation_is_read(tmp_path, kind):
         writer.add_float32("llama.rope.scaling.factor", 4.0)
         writer.add_uint32("llama.rope.scaling.original_context_length", 32)
 
-    rope = config_of(tmp_path, extra=extra).rope
+    rope = config_of(tmp_path, extra=extra).layer_ropes[0]
     assert (rope.kind, rope.factor, rope.original_context_length) == (kind, 4.0, 32)
 
 
@@ -140,13 +140,13 @@ def test_scaled_rotation_is_read(tmp_path, kind):
     ids=["no type", "the old key", "a type and the old key"],
 )
 def test_a_scaling_factor_without_more_stretches_positions_linearly(tmp_path, stated):
-    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope
+    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).layer_ropes[0]
     assert (rope.kind, rope.factor) == ("linear", 4.0)
 
 
 def test_the_new_key_of_the_scaling_factor_wins_over_the_old_one(tmp_path):
     stated = {"scaling.factor": 4.0, "scale_linear": 2.0}
-    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope.factor == 4.0
+    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).layer_ropes[0].factor == 4.0
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_new_key_of_the_scaling_factor_wins_over_the_old_one(tmp_path):
     ids=["none", "factor zero", "factor one", "nothing"],
 )
 def test_no_scaling_leaves_positions_as_they_are(tmp_path, stated):
-    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).rope
+    rope = config_of(tmp_path, extra=lambda writer: write_rope(writer, stated)).layer_ropes[0]
     assert (rope.kind, rope.factor) == ("default", 1.0)
 
 
@@ -190,7 +190,7 @@ def test_a_linearly_scaled_file_gives_the_logits_of_the_folder(tmp_path, scaling
 
 def test_parameters_of_yarn_are_honoured_or_refused_by_name(tmp_path):
     yarn = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.yarn_beta_fast": 16.0, "scaling.attn_factor": 1.0}
-    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, yarn)).rope.beta_fast == 16.0
+    assert config_of(tmp_path, extra=lambda writer: write_rope(writer, yarn)).layer_ropes[0].beta_fast == 16.0
     for key in ("scaling.attn_factor", "scaling.yarn_attn_factor"):
         with pytest.raises(UnsupportedArtifactError, match=rf"llama.rope.{key} 0.5 is not supported"):
             config_of(tmp_path, extra=lambda writer, key=key: write_rope(writer, yarn | {key: 0.5}))

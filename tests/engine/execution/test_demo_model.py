@@ -45,7 +45,7 @@ def oracle(demo_model_path):
             num_key_value_heads=config.kv_heads,
             rms_norm_eps=config.norm_eps,
             vocab_size=config.vocab_size,
-            rope_theta=config.rope.theta,
+            rope_theta=config.layer_ropes[0].theta,
             rope_traditional=True,
             tie_word_embeddings=True,
         )

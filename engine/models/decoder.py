@@ -1,0 +1,178 @@
+"""A decoder model as a packed graph: layers of a mixer and a feed-forward, as a family's record says.
+
+Activations are [1, T, hidden] for T packed tokens. Numeric reference: `mlx_lm.models`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine.artifacts.families import FAMILIES
+from engine.contracts.graph import AdapterCapability, GraphDeclaration, SpeculationCapability
+from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
+from engine.models.self_attention import SelfAttention
+from engine.ops.rope import Rope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from engine.artifacts.config import ModelConfig
+    from engine.artifacts.families import Family
+    from engine.contracts.composition import Composition
+    from engine.contracts.graph import GraphGeometry, PackedSegment
+    from engine.contracts.rope import RopeConfig
+    from engine.models.parts import FeedForward, Mixer
+    from engine.models.reading import WeightReader
+
+
+class DecoderLayer:
+    """x + after(mixer(before x)), then the same around the feed-forward; the sums' second parts may be scaled."""
+
+    __slots__ = ("_feed_forward", "_feed_forward_norms", "_mixer", "_mixer_norms", "_residuals")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        family: Family,
+        reader: WeightReader,
+        *,
+        module: str,
+        mixer: Mixer,
+        feed_forward: FeedForward,
+    ) -> None:
+        """Take the norms of `module` from `reader`, and join the parts."""
+
+        def norm(name: str) -> Callable[[mx.array], mx.array]:
+            return read_norm(reader, family, f"{module}.{name}", config.norm_eps) if name else _unchanged
+
+        self._mixer = mixer
+        self._feed_forward = feed_forward
+        self._mixer_norms = norm(family.norms.before_mixer), norm(family.norms.after_mixer)
+        self._feed_forward_norms = norm(family.norms.before_feed_forward), norm(family.norms.after_feed_forward)
+        self._residuals = config.scaling.residuals
+
+    def __call__(self, x: mx.array, step: Step) -> mx.array:
+        """The step's tokens `x` [1, T, hidden] after this layer."""
+        before, after = self._mixer_norms
+        x = self._added(x, after(self._mixer(before(x), step)))
+        before, after = self._feed_forward_norms
+        return self._added(x, after(self._feed_forward(before(x))))
+
+    def _added(self, x: mx.array, part: mx.array) -> mx.array:
+        return x + (part if self._residuals == 1.0 else part * self._residuals)
+
+
+class DecoderGraph:
+    """A resident decoder model."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader, composition: Composition) -> None:
+        """Take every weight of `config` from `reader`; raises the reader's errors."""
+        family = FAMILIES[config.model_type]
+        self._config = config
+        self._composition = composition
+        self._geometry = config.geometry()
+        self._table = reader.embedding("model.embed_tokens")
+        ropes = _ropes(config, composition)
+        self._layers = [
+            _read_layer(config, family, reader, composition, ropes, layer) for layer in range(config.layers)
+        ]
+        self._norm = read_norm(reader, family, "model.norm", config.norm_eps)
+        self._head = reader.tied_head(self._table) if config.tie_word_embeddings else reader.linear("lm_head")
+        self._weights_bytes = reader.resident_bytes
+
+    @property
+    def model_type(self) -> str:
+        """The family's name."""
+        return self._config.model_type
+
+    @property
+    def graph_capabilities(self) -> GraphDeclaration:
+        """What the graph promises: nothing that no request can ask of it yet."""
+        return GraphDeclaration(
+            adapters=AdapterCapability(batched=False, mountable=False),
+            speculation=SpeculationCapability(
+                adapters=False,
+                logprobs=False,
+                affine_kv=False,
+                turbo_kv=False,
+                external_tokens=False,
+                grammar_proposals=False,
+            ),
+        )
+
+    @property
+    def geometry(self) -> GraphGeometry:
+        """The sizes that policies read."""
+        return self._geometry
+
+    @property
+    def composition(self) -> Composition:
+        """Facts resolved before the graph was built."""
+        return self._composition
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        return self._config.eos_token_ids
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes that the resident weights hold."""
+        return self._weights_bytes
+
+    def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
+        """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
+        scaling = self._config.scaling
+        step = Step(segments, scale=self._config.score_scale, softcap=scaling.score_softcap)
+        x = self._table(tokens)
+        if scaling.embeddings != 1.0:
+            x = x * scaling.embeddings
+        for layer in self._layers:
+            x = layer(x, step)
+        return self._norm(x)
+
+    def project(self, hidden: mx.array) -> mx.array:
+        """Logits [1, P, V] of selected hidden states [1, P, hidden]."""
+        scaling = self._config.scaling
+        logits = self._head(hidden)
+        if scaling.logits != 1.0:
+            logits = logits / scaling.logits
+        if scaling.logit_softcap:
+            logits = mx.tanh(logits / scaling.logit_softcap) * scaling.logit_softcap
+        return logits
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._layers.clear()
+        del self._table, self._head
+
+
+def _read_layer(
+    config: ModelConfig,
+    family: Family,
+    reader: WeightReader,
+    composition: Composition,
+    ropes: Mapping[RopeConfig | None, Rope | None],
+    layer: int,
+) -> DecoderLayer:
+    """Layer number `layer`: the place where its mixer and its feed-forward are chosen."""
+    module = f"model.layers.{layer}"
+    rope = ropes[config.layer_ropes[layer]]
+    mixer = SelfAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
+    kind = GatedFeedForward if family.gated else PlainFeedForward
+    feed_forward = kind(reader, family, f"{module}.mlp", composed=composition.composes_exponentials)
+    return DecoderLayer(config, family, reader, module=module, mixer=mixer, feed_forward=feed_forward)
+
+
+def _ropes(config: ModelConfig, composition: Composition) -> dict[RopeConfig | None, Rope | None]:
+    """Each way of rotating once, so that layers which rotate alike share their step's tables."""
+    return {
+        rope: None if rope is None else Rope(rope, composed=composition.composes_exponentials)
+        for rope in config.layer_ropes
+    }
+
+
+def _unchanged(x: mx.array) -> mx.array:
+    return x

@@ -1,0 +1,47 @@
+"""Activations of feed-forwards, by the names that families' records use, and in gated form.
+
+`composed` avoids the library's exponential; see `engine.ops.exponential`.
+Source: Hendrycks and Gimpel 2016 (GELU); Shazeer 2020, "GLU Variants Improve Transformer".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine.ops.exponential import LOG2_E, swiglu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def gelu(x: mx.array) -> mx.array:
+    """x · Φ(x), by the error function."""
+    return x * (1 + mx.erf(x / math.sqrt(2))) / 2
+
+
+def gelu_tanh(x: mx.array, *, composed: bool) -> mx.array:
+    """The approximation of `gelu` by tanh, that is x · sigmoid(2u) with u = √(2/π) (x + 0.044715 x³)."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    if composed:  # where the power overflows, the quotient becomes zero, which is the limit
+        return x / (1.0 + mx.power(2.0, inner * (-2.0 * LOG2_E)))
+    return 0.5 * x * (1 + mx.tanh(inner))
+
+
+def activation(name: str, *, composed: bool) -> Callable[[mx.array], mx.array]:
+    """The function of one array called `name`."""
+    functions: dict[str, Callable[[mx.array], mx.array]] = {
+        "gelu": gelu,
+        "gelu_tanh": lambda x: gelu_tanh(x, composed=composed),
+    }
+    return functions[name]
+
+
+def gated(name: str, *, composed: bool) -> Callable[[mx.array, mx.array], mx.array]:
+    """The function of gate and up: activation of the gate, times up."""
+    if name == "silu":
+        return lambda gate, up: swiglu(gate, up, composed=composed)
+    activated = activation(name, composed=composed)
+    return lambda gate, up: activated(gate) * up
