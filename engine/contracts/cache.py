@@ -105,7 +105,11 @@ class Cache(Protocol):
         """Whether `trim` can drop the newest tokens exactly."""
 
     def trim(self, tokens: int) -> None:
-        """Forget the newest `tokens`."""
+        """Forget the newest `tokens`.
+
+        Trimmable or not, every cache can take back the one token that was appended last by itself, once: a step may
+        have been fed a guess.
+        """
 
     def snapshot(self) -> LayerSnapshot:
         """The state as it stands, with settled arrays of its own: nothing done to this cache later changes it.
@@ -122,3 +126,13 @@ class Cache(Protocol):
 
     def close(self) -> None:
         """Release the arrays. The cache must not be used again."""
+
+
+class RecurrentState(Protocol):
+    """What the cache of a recurrent layer is beside a `Cache`: one matrix for each head, and a convolution's inputs."""
+
+    def read(self) -> tuple[mx.array, mx.array] | None:
+        """The newest inputs of the convolution [1, K-1, C] and the matrices [1, H, Dv, Dk]; None before any token."""
+
+    def write(self, tail: mx.array, matrices: mx.array, *, tokens: int) -> None:
+        """Replace both; they now stand `tokens` further on."""

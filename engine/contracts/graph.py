@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BACKEND_MLX = "mlx"
 GRAPH_ABI_AUTOREGRESSIVE = "mlx-hidden-bsh-v1"
 STATE_ABI_CACHE_ARRAY = "legacy-cache-array-v1"
+LINEAR_ATTENTION = "linear_attention"
 
 Method = Literal["autoregressive", "denoising"]
 
@@ -36,10 +37,35 @@ class GraphDescriptor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentGeometry:
+    """The state of one recurrent layer: a matrix for each value head, and the newest inputs of a convolution.
+
+    `convolution_tokens` counts the tokens that the convolution sees, the newest included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolution_tokens: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of one token."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def nbytes(self, element_bytes: int) -> int:
+        """Bytes of one layer's state, whatever the tokens; the matrices are float32, the inputs activations."""
+        tail = (self.convolution_tokens - 1) * self.channels
+        return self.value_heads * self.value_dim * self.key_dim * 4 + tail * element_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphGeometry:
     """The sizes that policies read. Counts of heads are per layer; `context_length` is in tokens.
 
-    `layer_types` holds "full_attention" or "sliding_attention" per layer; `sliding_window` is 0 without one.
+    `layer_types` holds "full_attention", "sliding_attention" or "linear_attention" per layer; `sliding_window` is 0
+    without one, and `recurrent` describes the state of layers with linear attention.
     `layer_key_values` holds the values that one token's keys take in each layer, 0 where a layer keeps none of its
     own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values.
     """
@@ -54,11 +80,17 @@ class GraphGeometry:
     layer_types: tuple[str, ...]
     sliding_window: int = 0
     layer_key_values: tuple[int, ...] = ()
+    recurrent: RecurrentGeometry | None = None
 
     @property
     def key_values(self) -> tuple[int, ...]:
         """The values that one token's keys take in each layer; its values take as many."""
         return self.layer_key_values or (self.kv_heads * self.head_dim,) * self.layers
+
+    @property
+    def recurrent_layers(self) -> int:
+        """Layers whose state does not grow with the tokens."""
+        return 0 if self.recurrent is None else self.layer_types.count(LINEAR_ATTENTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

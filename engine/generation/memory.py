@@ -25,7 +25,13 @@ def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:
 
 def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:
     """Bytes of a row's caches when they hold `tokens`; also what it adds at most to storage that rows share."""
-    return capacity_for(tokens) * kv_bytes_per_token(geometry, element_bytes)
+    return capacity_for(tokens) * kv_bytes_per_token(geometry, element_bytes) + recurrent_bytes(geometry, element_bytes)
+
+
+def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
+    """Bytes of a row's recurrent layers: the state now and, to take a token back, the one before it."""
+    one = 0 if geometry.recurrent is None else geometry.recurrent.nbytes(element_bytes)
+    return 2 * geometry.recurrent_layers * one
 
 
 def workspace_bytes(geometry: GraphGeometry, step_tokens: int) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import UnsupportedOptionError
+from engine.contracts.graph import LINEAR_ATTENTION
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
+from engine.state.recurrent_cache import RecurrentCache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,12 +37,16 @@ class CacheBuilder:
 
     def make_caches(self) -> list[Cache]:
         """Fresh caches, one per layer."""
-        if self._pool is None:
-            return [KvCache(window=self._window(kind), composed=self._composed) for kind in self._geometry.layer_types]
-        return [
-            KvCache(window=self._window(kind), composed=True) if self._window(kind) else pooled
-            for kind, pooled in zip(self._geometry.layer_types, self._pool.make_caches(), strict=True)
-        ]
+        kinds = self._geometry.layer_types
+        pooled = [None] * len(kinds) if self._pool is None else self._pool.make_caches()
+        return [self._cache(kind, seat) for kind, seat in zip(kinds, pooled, strict=True)]
+
+    def _cache(self, kind: str, pooled: Cache | None) -> Cache:
+        if kind == LINEAR_ATTENTION:
+            return RecurrentCache()
+        if pooled is None or self._window(kind):
+            return KvCache(window=self._window(kind), composed=self._composed)
+        return pooled
 
     def restore(self, snapshots: Sequence[LayerSnapshot], tokens: int) -> list[Cache]:
         """Caches of a new row that hold the first `tokens` of `snapshots`, one for each layer.
