@@ -1,22 +1,37 @@
 """Static ranges of every option, checked on construction and named by their schema path."""
 
+import dataclasses
 import math
 
 import pytest
 
+from engine.contracts import options
 from engine.contracts.errors import InvalidRequestError
+from engine.contracts.hlg import HlgEotf, HlgOetf, HlgParametric, HlgPipeline, HlgShaper
+from engine.contracts.option_groups import AdapterSelection, DenoisingOptions, SpeculationOptions
 from engine.contracts.options import GenerateOptions
 
-NUMBERS = [
-    "temperature",
-    "top_p",
-    "min_p",
-    "xtc_probability",
-    "xtc_threshold",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
+GROUPS = {
+    "denoising": (DenoisingOptions, {}),
+    "speculation": (SpeculationOptions, {}),
+    "adapters[0]": (AdapterSelection, {"id": "a"}),
+    **{f"hlg.{curve.MODE}": (curve, {}) for curve in (HlgParametric, HlgOetf, HlgEotf, HlgPipeline, HlgShaper)},
+}
+RANGES = [
+    *((name, limits, name) for name, limits in options._RANGES.items()),
+    *((f"{group}.{name}", limits, name) for group, (kind, _) in GROUPS.items() for name, limits in kind.RANGES.items()),
 ]
+
+
+def given(path, value):
+    """The one option at `path`, with its group."""
+    group, _, name = path.rpartition(".")
+    if not group:
+        return {name: value}
+    kind, needed = GROUPS[group]
+    built = kind(**needed, **{name: value})
+    field = group.split(".")[0].removesuffix("[0]")
+    return {field: (built,) if field == "adapters" else built}
 
 
 def violations(**values):
@@ -25,38 +40,34 @@ def violations(**values):
     return [violation.field for violation in caught.value.violations]
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_are_refused_by_name(name, value):
-    assert violations(**{name: value}) == [f"options.{name}"]
+def outside(limits):
+    """Numbers that are no finite number of the range, on both sides where there are sides."""
+    integral = isinstance(limits.low, int)
+    step = 1 if integral else 1e-9
+    found = [] if integral else [math.nan, math.inf, -math.inf]
+    if math.isfinite(limits.low):
+        found.append(limits.low if limits.above else limits.low - step)
+    if math.isfinite(limits.high):
+        found.append(limits.high + step)
+    return found
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1.0),
-        ("temperature", -1e-45),
-        ("top_p", 1.0000001),
-        ("top_p", -0.1),
-        ("min_p", 1.0000001),
-        ("xtc_threshold", 0.51),
-        ("xtc_probability", 1.1),
-        ("repetition_penalty", 0.0),
-        ("repetition_penalty", -1.0),
-        ("max_tokens", 0),
-        ("max_tokens", -1),
-        ("max_tokens", 2**63),
-        ("prefill_chunk_size", 0),
-        ("min_tokens_to_keep", 0),
-        ("top_k", -1),
-        ("seed", -1),
-        ("seed", 2**64),
-        ("top_logprobs", 21),
-        ("checkpoint_every_tokens", 0),
-    ],
-)
-def test_values_outside_their_range_are_refused_by_name(name, value):
-    assert violations(**{name: value}) == [f"options.{name}"]
+@pytest.mark.parametrize(("path", "limits", "name"), RANGES, ids=[path for path, _, _ in RANGES])
+def test_every_number_outside_its_range_is_refused_by_name(path, limits, name):
+    assert len(outside(limits)) >= 2
+    for value in outside(limits):
+        assert violations(**given(path, value)) == [f"options.{path}"]
+
+
+def test_every_number_has_a_range():
+    numbers = {
+        field.name
+        for kind in (GenerateOptions, *(kind for kind, _ in GROUPS.values()))
+        for field in dataclasses.fields(kind)
+        if field.type.split(" |")[0] in {"int", "float"}
+    }
+    assert len(numbers) > 40
+    assert {name for _, _, name in RANGES} == numbers
 
 
 @pytest.mark.parametrize(
@@ -73,6 +84,9 @@ def test_values_outside_their_range_are_refused_by_name(name, value):
         ("seed", 2**64 - 1),
         ("max_tokens", 2**31),
         ("presence_penalty", -3.0),
+        ("repetition_penalty", 5e-324),
+        ("xtc_threshold", 0.5),
+        ("top_logprobs", 20),
     ],
 )
 def test_the_edges_of_each_range_are_accepted(name, value):
