@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.execution.resident import EngineSettings
 
@@ -30,10 +29,10 @@ class SettingsError(Exception):
     """The configuration cannot be used; the message names the setting."""
 
 
-class ServerSettings(BaseSettings):
+class ServerSettings(BaseModel):
     """Everything that a server can be told. Units are in the names."""
 
-    model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(min_length=1)
     listen: str = "127.0.0.1:50051"
@@ -75,21 +74,8 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerS
     """
     _refuse_unknown_variables()
     file_values = _read_file(config_file) if config_file is not None else {}
-
-    class Sources(ServerSettings):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-            file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=file_values)
-
     try:
-        return Sources(**flags)
+        return ServerSettings(**{**file_values, **_read_variables(), **flags})
     except ValidationError as error:
         raise SettingsError("; ".join(_describe(dict(one), flags) for one in error.errors())) from None
 
@@ -103,6 +89,12 @@ def _refuse_unknown_variables() -> None:
     unknown = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
     if unknown:
         raise SettingsError(f"{', '.join(unknown)}: no such setting")
+
+
+def _read_variables() -> dict[str, str]:
+    """Values by field name; an empty variable counts as unset."""
+    found = {name: os.environ.get(ENVIRONMENT_PREFIX + name.upper(), "") for name in ServerSettings.model_fields}
+    return {name: value for name, value in found.items() if value}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
