@@ -1,8 +1,11 @@
-"""Where to listen: HOST:PORT, checked before anything is bound."""
+"""Where to listen: HOST:PORT, checked before anything is bound or loaded."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+import socket
 from dataclasses import dataclass
 
 MAX_PORT = 65535
@@ -10,6 +13,10 @@ MAX_PORT = 65535
 
 class AddressError(ValueError):
     """The text is no HOST:PORT; the message says why."""
+
+
+class BindError(Exception):
+    """The address cannot be listened on; the message names it and says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +59,33 @@ class Address:
     def __str__(self) -> str:
         """HOST:PORT, as it can be typed."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def require_bindable(address: Address) -> None:
+    """Try the address: gRPC's own failure names no cause, and it binds what it can of several addresses.
+
+    Raises:
+        BindError: it is in use, is not ours, or has no such host.
+    """
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise BindError(f"cannot listen on {address}: no such host") from None
+    codes = [_bind_errno(family, socket_address) for family, _, _, _, socket_address in found]
+    if errno.EADDRINUSE in codes:
+        raise BindError(f"cannot listen on {address}: the port is in use")
+    if all(codes):
+        raise BindError(f"cannot listen on {address}: {os.strerror(codes[0])}")
+
+
+def _bind_errno(family: int, socket_address: tuple[object, ...]) -> int:
+    """0 if a socket can be bound there, else the error's number."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind(socket_address)
+    except OSError as error:
+        return error.errno or errno.EINVAL
+    return 0

@@ -10,9 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from service.lifecycle import Signals, StartError, run_server
+from service.lifecycle import run_server
 from service.logs import configure_logging
 from service.settings import ServerSettings, SettingsError, load_settings
+from service.stopping import Signals, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import socket
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
+from service.address import Address, BindError, require_bindable
 from service.generation import GenerationHandlers
 from service.health import HEALTH_SERVICE
 from service.models import ModelHandlers
@@ -18,7 +16,6 @@ from service.rpc import MAX_MESSAGE_BYTES, UnknownMethods, service_handler
 
 if TYPE_CHECKING:
     from engine.execution.engine import Engine
-    from service.address import Address
     from service.health import Health
     from service.live import LiveGenerations
 
@@ -38,10 +35,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 30_000),
 )
-
-
-class BindError(Exception):
-    """The address cannot be listened on; the message names it and says why."""
 
 
 def build_server(engine: Engine, live: LiveGenerations, health: Health) -> grpc.aio.Server:
@@ -66,35 +59,9 @@ def bind(server: grpc.aio.Server, address: Address) -> Address:
     Raises:
         BindError: the address is in use, is not ours, or has no such host.
     """
-    _require_bindable(address)
+    require_bindable(address)
     try:
         port = server.add_insecure_port(str(address))
     except RuntimeError:
         raise BindError(f"cannot listen on {address}") from None
     return address.with_port(port)
-
-
-def _require_bindable(address: Address) -> None:
-    """Try the address first: gRPC's own failure names no cause, and it binds what it can of several addresses."""
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise BindError(f"cannot listen on {address}: no such host") from None
-    codes = [_bind_errno(family, socket_address) for family, _, _, _, socket_address in found]
-    if errno.EADDRINUSE in codes:
-        raise BindError(f"cannot listen on {address}: the port is in use")
-    if all(codes):
-        raise BindError(f"cannot listen on {address}: {os.strerror(codes[0])}")
-
-
-def _bind_errno(family: int, socket_address: tuple[object, ...]) -> int:
-    """0 if a socket can be bound there, else the error's number."""
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind(socket_address)
-    except OSError as error:
-        return error.errno or errno.EINVAL
-    return 0

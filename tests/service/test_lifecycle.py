@@ -18,8 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine.contracts.errors import MissingArtifactError
 from mlxstream.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc
-from service.lifecycle import Signals, StartError, run_server
+from service.lifecycle import run_server
 from service.settings import ServerSettings
+from service.stopping import Signals, StartError
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import read_all, reason_of, text_request
 

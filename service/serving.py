@@ -1,0 +1,136 @@
+"""One server from its address to its last connection: bind, wait for the model, serve, drain, stop.
+
+The address is bound while the model loads, so that probes are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from engine.contracts.errors import EngineError
+from engine.execution.state_room import smallest_row_bytes
+from service.address import BindError
+from service.health import Health, follow_engine
+from service.live import LiveGenerations
+from service.server import SERVICE_NAMES, bind, build_server
+from service.stopping import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    import grpc
+
+    from engine.contracts.model import ModelInfo
+    from engine.execution.engine import Engine
+    from service.address import Address
+    from service.settings import ServerSettings
+    from service.stopping import Signals
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# What should end by itself gets this long: streams once the engine has stopped, then answers on their way.
+CLOSE_SECONDS: Final = 0.5
+
+
+async def serve_engine(
+    engine: Engine, loading: asyncio.Future[ModelInfo], settings: ServerSettings, signals: Signals, address: Address
+) -> None:
+    """Serve `engine`, whose model is `loading`, at `address` until `signals` ask to stop.
+
+    Raises:
+        StartError: nothing could be served.
+    """
+    live, health = LiveGenerations(), Health(SERVICE_NAMES)
+    server = build_server(engine, live, health)
+    try:
+        address = bind(server, address)
+        await server.start()
+        model = await before(signals.first, loaded(loading))
+        if model is None:
+            logger.info("stopped before the model was loaded")
+        else:
+            warn_of_small_state(settings, model)
+            await serve(engine, health, signals, stall_seconds=settings.health_stall_seconds, model=model, at=address)
+            await drain(live, health, signals, grace_seconds=settings.shutdown_grace_seconds)
+    except BindError as error:
+        raise StartError(str(error)) from None
+    finally:
+        loading.cancel()
+        await close(engine, live, health, server, signals)
+
+
+async def loaded(loading: asyncio.Future[ModelInfo]) -> ModelInfo:
+    """The model once it is loaded and warm."""
+    try:
+        return await loading
+    except EngineError as error:
+        raise StartError(f"cannot load the model: {error}") from None
+
+
+def warn_of_small_state(settings: ServerSettings, model: ModelInfo) -> None:
+    """Say so if `--state-bytes` leaves room for no request at all: each would be refused."""
+    needed_bytes = smallest_row_bytes(model)
+    if settings.state_bytes is not None and settings.state_bytes < needed_bytes:
+        logger.warning(
+            "--state-bytes is too small for any request",
+            extra={"fields": {"state_bytes": settings.state_bytes, "smallest_request_bytes": needed_bytes}},
+        )
+
+
+async def serve(
+    engine: Engine, health: Health, signals: Signals, *, stall_seconds: float, model: ModelInfo, at: Address
+) -> None:
+    """Announce the server and keep its health true until it is asked to stop."""
+    follower = asyncio.ensure_future(follow_engine(engine, health, stall_seconds=stall_seconds))
+    try:
+        health.report(serving=True)
+        sys.stdout.write(f"serving {model.name} on {at}\n")
+        sys.stdout.flush()
+        await signals.first.wait()
+    finally:
+        follower.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await follower
+
+
+async def drain(live: LiveGenerations, health: Health, signals: Signals, *, grace_seconds: float) -> None:
+    """Refuse new work, and let what runs end by itself for a while."""
+    live.drain()
+    health.close()
+    logger.info("stopping", extra={"fields": {"live_generations": live.count}})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_seconds):
+            await before(signals.second, live.wait_idle())
+
+
+async def close(
+    engine: Engine, live: LiveGenerations, health: Health, server: grpc.aio.Server, signals: Signals
+) -> None:
+    """End what is left: streams first, by the engine's word, then the connections."""
+    live.drain()
+    health.close()
+    await engine.stop(signals.second)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await live.wait_idle()
+    health.end_watches()
+    await server.stop(CLOSE_SECONDS)
+
+
+async def before(event: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of `work`, or None if `event` is set first; `work` is cancelled then."""
+    task, waiter = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        waiter.cancel()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartError):
+            await task
