@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.artifacts.mixtures import Mixture
 from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
 from engine.contracts.graph import GraphGeometry
 from engine.contracts.options import OptionDefaults
@@ -58,7 +59,8 @@ class ModelConfig:
     `model_type` names the graph's family, after aliases. `layer_types` has one entry per layer; `sliding_window`
     is 0 when no layer slides. `layer_ropes` has one entry per layer, None for one that does not rotate.
     `attention_bias` is of queries, keys and values. `stored_dtype` is the dtype that the files state for dense
-    weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`.
+    weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`. `mixture` describes the
+    experts of a model that has some.
     """
 
     model_type: str
@@ -84,6 +86,7 @@ class ModelConfig:
     quantization: QuantizationConfig | None = None
     option_defaults: OptionDefaults = field(default_factory=OptionDefaults)
     stored_dtype: str = ""
+    mixture: Mixture | None = None
 
     @property
     def score_scale(self) -> float:

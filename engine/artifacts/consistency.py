@@ -39,7 +39,7 @@ def check_weights(file: str, config: ModelConfig, tensors: Mapping[str, TensorHe
             file, f"has no {HEAD_WEIGHT}, and the configuration does not tie the output head to the embeddings"
         )
     _check_overrides(config, tensors)
-    expected = expected_shapes(config)
+    expected = expected_shapes(config, tensors)
     missing = [name for name in expected if name not in tensors]
     if missing:
         raise MissingArtifactError(file, f"has no {listed(missing)}")

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
+from engine.artifacts.mixtures import MixtureRecord
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Norm = Literal["rms", "rms_plus_one", "layer"]
 HeadNorm = Literal["none", "each", "all"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-Sliding = Literal["stated", "throughout", "alternating", "pattern", "upper_layers", "unrotated"]
+Sliding = Literal["stated", "throughout", "in_use", "alternating", "pattern", "upper_layers", "unrotated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Family:
             perhaps rounded to bfloat16.
         prefixes: beginnings of stored tensor names, and what they stand for.
         dropped: beginnings of stored tensor names that belong to parts which are not served.
+        mixture: how layers hold experts, where they do.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Family:
     embedding_scale: Literal["one", "root", "root_bfloat16"] = "one"
     prefixes: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+    mixture: MixtureRecord | None = None
 
 
 _GELU_NAMES: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh")
@@ -90,6 +94,33 @@ LLAMA: Final = Family(name="llama")
 # Mistral's window holds for all layers in the model's own definition; mlx-lm drops it.
 MISTRAL: Final = replace(LLAMA, sliding="throughout")
 
-FAMILIES: Final[Mapping[str, Family]] = {LLAMA.name: LLAMA}
+MIXTRAL: Final = replace(
+    MISTRAL,
+    name="mixtral",
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    attention_bias=False,
+    output_bias=False,
+    mixture=MixtureRecord(
+        module="block_sparse_moe",
+        gate="w1",
+        up="w3",
+        down="w2",
+        weighing="scores",
+        count="num_local_experts",
+        inner="intermediate_size",
+        normalises=False,
+    ),
+)
+QWEN3_MOE: Final = replace(
+    LLAMA,
+    name="qwen3_moe",
+    defaults={"rope_theta": 1e7},
+    head_norms="each",
+    mlp_bias=False,
+    sliding="in_use",
+    mixture=MixtureRecord(),
+)
+
+FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in (LLAMA, MIXTRAL, QWEN3_MOE)}
 # What configuration files call a family beside its own name.
 ALIASES: Final[Mapping[str, Family]] = {"mistral": MISTRAL, "iquestcoder": LLAMA, "xverse": LLAMA}

@@ -9,16 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.artifacts.families import FAMILIES
+from engine.artifacts.mixtures import expert_tensors
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.families import Family
+    from engine.artifacts.mixtures import Mixture, MixtureRecord
 
 Shapes = dict[str, tuple[int, ...]]
 
 
-def expected_shapes(config: ModelConfig) -> Shapes:
-    """Every tensor that a model of `config` has; an output head only when it is not tied."""
+def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
+    """Every tensor that a model of `config` has; an output head only when it is not tied.
+
+    Experts are expected in the form in which `stored`, the names of the tensors that there are, has them.
+    """
     family = FAMILIES[config.model_type]
     table = (config.vocab_size, config.hidden_size)
     shapes: Shapes = {"model.embed_tokens.weight": table}
@@ -26,7 +33,10 @@ def expected_shapes(config: ModelConfig) -> Shapes:
         part = f"model.layers.{layer}"
         shapes |= _norms(config, family, part)
         shapes |= _attention(config, family, f"{part}.self_attn")
-        shapes |= _feed_forward(config, family, f"{part}.mlp")
+        if config.mixture is not None and family.mixture is not None and layer in config.mixture.layers:
+            shapes |= _experts(config, config.mixture, family.mixture, part, stored)
+        else:
+            shapes |= _feed_forward(config, family, f"{part}.mlp")
     shapes |= _norm(family, "model.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
@@ -70,6 +80,20 @@ def _feed_forward(config: ModelConfig, family: Family, module: str) -> Shapes:
     for name in family.feed_forward:
         shapes |= _product(f"{module}.{name}", rows, config.hidden_size, config.mlp_bias)
     return shapes | _product(f"{module}.{family.down}", config.hidden_size, inner, config.mlp_bias)
+
+
+def _experts(
+    config: ModelConfig, mixture: Mixture, record: MixtureRecord, layer: str, stored: Container[str]
+) -> Shapes:
+    """A router, and the matrices of the experts: one by one, stacked, or with gate and up in one."""
+    module = f"{layer}.{record.module}"
+    names = expert_tensors(record, module, mixture.experts, stored)
+    leading = () if names.form == "single" else (mixture.experts,)
+    rows = 2 * mixture.inner if names.form == "fused" else mixture.inner
+    shapes: Shapes = {f"{module}.{record.router}.weight": (mixture.experts, config.hidden_size)}
+    for name in (name for stack in names.gate_up for name in stack):
+        shapes[name] = (*leading, rows, config.hidden_size)
+    return shapes | dict.fromkeys(names.down, (*leading, config.hidden_size, mixture.inner))
 
 
 def _product(module: str, rows: int, columns: int, biased: bool) -> Shapes:

@@ -22,6 +22,7 @@ from engine.artifacts.generation_files import (
     tokenizer_eos_ids,
 )
 from engine.artifacts.layer_fields import layer_ropes, layer_types
+from engine.artifacts.mixtures import parse_mixture
 from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
@@ -70,6 +71,7 @@ def model_config(
     context_length = fields.count("max_position_embeddings")
     kinds, held_kinds, sliding_window = layer_types(fields, family, layers=layers, context_length=context_length)
     ropes = layer_ropes(fields, kinds, head_dim=head_dim, context_length=context_length)
+    mixture = None if family.mixture is None else parse_mixture(fields, family.mixture, layers=layers)
     stated_ids = union_of_ids(top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"))
     generation_ids = defaults.token_ids("eos_token_id")
     config = ModelConfig(
@@ -96,6 +98,7 @@ def model_config(
         quantization=parse_quantization(fields),
         option_defaults=option_defaults(defaults),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
+        mixture=mixture,
     )
     for file, ids in (
         (CONFIG_FILE, (*stated_ids, *fields.token_ids("bos_token_id"))),

@@ -93,6 +93,7 @@ def _uses_window(fields: Fields) -> bool:
 _SLIDES: Final[Mapping[Sliding, Callable[[Fields, int], bool]]] = {
     "stated": lambda _fields, _layer: False,
     "throughout": lambda fields, _layer: "sliding_window" in fields,
+    "in_use": lambda fields, _layer: _uses_window(fields),
     "alternating": _alternating,
     "pattern": _pattern,
     "upper_layers": _upper_layers,

@@ -45,6 +45,11 @@ class WeightStore:
         self._files: dict[Path, dict[str, mx.array]] = {}
 
     @property
+    def name(self) -> str:
+        """The artifact's name, for errors that no single file is at fault for."""
+        return self._artifact.path.name
+
+    @property
     def weights_bytes(self) -> int:
         """Bytes of all stored tensors, taken or not, from headers alone."""
         return self._artifact.weights_bytes

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from engine.artifacts.families import FAMILIES
 from engine.contracts.graph import AdapterCapability, GraphDeclaration, SpeculationCapability
+from engine.models.mixture import RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
 from engine.models.self_attention import SelfAttention
 from engine.ops.rope import Rope
@@ -161,9 +162,18 @@ def _read_layer(
     module = f"model.layers.{layer}"
     rope = ropes[config.layer_ropes[layer]]
     mixer = SelfAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
-    kind = GatedFeedForward if family.gated else PlainFeedForward
-    feed_forward = kind(reader, family, f"{module}.mlp", composed=composition.composes_exponentials)
+    feed_forward = _read_feed_forward(config, family, reader, composition, layer=layer)
     return DecoderLayer(config, family, reader, module=module, mixer=mixer, feed_forward=feed_forward)
+
+
+def _read_feed_forward(
+    config: ModelConfig, family: Family, reader: WeightReader, composition: Composition, *, layer: int
+) -> FeedForward:
+    module = f"model.layers.{layer}"
+    if config.mixture is not None and family.mixture is not None and layer in config.mixture.layers:
+        return RoutedFeedForward(config.mixture, family.mixture, family, reader, composition, layer=module)
+    kind = GatedFeedForward if family.gated else PlainFeedForward
+    return kind(reader, family, f"{module}.mlp", composed=composition.composes_exponentials)
 
 
 def _ropes(config: ModelConfig, composition: Composition) -> dict[RopeConfig | None, Rope | None]:

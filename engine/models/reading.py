@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.weights import DenseTensor, dense
+from engine.contracts.errors import UnsupportedArtifactError
 from engine.models.unpacking import Unpacker
 from engine.ops.dequantization import Dequantizer
 from engine.ops.embedding import Embedding
+from engine.ops.experts import build_experts, stack_experts
 from engine.ops.linear import (
     DenseLinear,
     DenseWeight,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from engine.artifacts.tensors import QuantizedTensor, StoredTensor
     from engine.artifacts.weights import WeightStore
+    from engine.ops.experts import ExpertProduct
     from engine.ops.linear import Weight
     from engine.runtime.policy import LayoutPolicy
     from engine.runtime.unpack_kernel import UnpackKernel
@@ -95,6 +98,26 @@ class WeightReader:
         self._settle([array for array in head.arrays() if id(array) not in shared])
         return self._tiled(head)
 
+    def __contains__(self, name: object) -> bool:
+        """Whether a tensor is stored under `name`."""
+        return isinstance(name, str) and self._store.has(name)
+
+    def holds_dense(self, name: str) -> bool:
+        """Whether matrix `name` will be dense in the compute dtype."""
+        return self._layout.dequantize or f"{name.removesuffix('.weight')}.scales" not in self
+
+    def experts(self, *stacks: Sequence[str]) -> ExpertProduct:
+        """One product over matrices of experts, joined in order.
+
+        Each stack names one tensor [E, out, in], or one tensor [out, in] for every expert.
+
+        Raises:
+            ArtifactError: what the store says, or experts of one stack are not stored alike.
+        """
+        product = build_experts([self._stack(names) for names in stacks], pretranspose=self._layout.pretranspose_linear)
+        self._settle(product.arrays())
+        return product
+
     def vector(self, name: str) -> mx.array:
         """A one-dimensional weight, such as a norm's gain."""
         array = dense(self._store.take(name), self._dtype)
@@ -158,6 +181,17 @@ class WeightReader:
             group_size=tensor.group_size,
             mode=tensor.mode,
         )
+
+    def _stack(self, names: Sequence[str]) -> Weight:
+        parts = [self._weight(self._store.take(name)) for name in names]
+        if parts[0].weight.ndim == 3:
+            return parts[0]
+        try:
+            return stack_experts(parts)
+        except ValueError:
+            raise UnsupportedArtifactError(
+                self._store.name, f"{names[0]} and the same matrix of other experts are not stored in one form"
+            ) from None
 
     def _unpacked(self, tensor: QuantizedTensor) -> mx.array:
         biases = tensor.biases

@@ -7,7 +7,7 @@ cannot change a bit of it. Source: Shazeer et al. 2017 (sparsely gated experts);
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -155,16 +155,30 @@ def build_experts(weights: Sequence[Weight], *, pretranspose: bool) -> ExpertPro
     if len(packed) == len(weights) and len({(p.bits, p.group_size, p.mode, p.biases is None) for p in packed}) == 1:
         biases = [p.biases for p in packed if p.biases is not None]
         return QuantizedExperts(
-            QuantizedWeight(
+            replace(
+                packed[0],
                 weight=_joined([p.weight for p in packed]),
                 scales=_joined([p.scales for p in packed]),
                 biases=_joined(biases) if biases else None,
-                bits=packed[0].bits,
-                group_size=packed[0].group_size,
-                mode=packed[0].mode,
             )
         )
     return StackedExperts([build_experts([weight], pretranspose=pretranspose) for weight in weights])
+
+
+def stack_experts(matrices: Sequence[Weight]) -> Weight:
+    """Matrices [out, in], one for each expert, as a stack [E, out, in]; raises `ValueError` when their forms differ."""
+    if all(isinstance(matrix, DenseWeight) for matrix in matrices):
+        return DenseWeight(mx.stack([matrix.weight for matrix in matrices]))
+    packed = [matrix for matrix in matrices if isinstance(matrix, QuantizedWeight)]
+    if len(packed) != len(matrices) or len({(p.bits, p.group_size, p.mode, p.biases is None) for p in packed}) != 1:
+        raise ValueError("matrices of different forms cannot be stacked")
+    biases = [p.biases for p in packed if p.biases is not None]
+    return replace(
+        packed[0],
+        weight=mx.stack([p.weight for p in packed]),
+        scales=mx.stack([p.scales for p in packed]),
+        biases=mx.stack(biases) if biases else None,
+    )
 
 
 def _joined(stacks: list[mx.array]) -> mx.array:

@@ -1,0 +1,119 @@
+"""Experts in a family's layers: what differs between families, what a configuration says, and the tensors' names.
+
+A layer with experts has a router, and E gated feed-forwards of which each token uses a few. Their matrices are stored
+one by one, or stacked over the experts; both forms are read. Imports no mlx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from engine.contracts.errors import CorruptArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from engine.artifacts.fields import Fields
+
+MOST_EXPERTS = 4096
+
+Weighing = Literal["shares", "scores"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureRecord:
+    """What sets one family's experts apart.
+
+    Attributes:
+        module: where they stand in a layer.
+        router: the module of the router, in there.
+        gate, up, down: what one expert's matrices are called when each is stored by itself.
+        stacked: the module of matrices stacked over the experts, as MLX stores them.
+        weighing: a softmax over all experts before the choice, or over the chosen ones after it.
+        count: the field that counts experts.
+        inner: the field of one expert's inner size.
+        normalises: whether a field may ask for weights that add up to one.
+    """
+
+    module: str = "mlp"
+    router: str = "gate"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    stacked: str = "switch_mlp"
+    weighing: Weighing = "shares"
+    count: str = "num_experts"
+    inner: str = "moe_intermediate_size"
+    normalises: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The experts of one model. `layers` have them; every token uses `chosen` of `experts`, each `inner` values wide.
+
+    `normalised`: the weights of a token's experts add up to one.
+    """
+
+    experts: int
+    chosen: int
+    inner: int
+    normalised: bool
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """The stored tensors of one layer's experts: stacks that are joined to gate and up, and the stack of down.
+
+    A stack is one tensor [E, out, in], or one tensor [out, in] for each expert.
+    """
+
+    gate_up: tuple[tuple[str, ...], ...]
+    down: tuple[str, ...]
+    form: Literal["single", "stacked", "fused"]
+
+
+def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixture | None:
+    """Read what `fields` say of experts; None for a model without any.
+
+    Raises:
+        MissingArtifactError, CorruptArtifactError: a size is absent or impossible.
+    """
+    sparse = _sparse_layers(fields, layers)
+    if fields.number(record.count, 0) == 0 or not sparse:
+        return None
+    experts, chosen = fields.count(record.count, most=MOST_EXPERTS), fields.count("num_experts_per_tok")
+    if chosen > experts:
+        raise CorruptArtifactError(fields.file, f"num_experts_per_tok {chosen} is more than all {experts} experts")
+    return Mixture(
+        experts=experts,
+        chosen=chosen,
+        inner=fields.count(record.inner),
+        normalised=record.normalises and fields.flag("norm_topk_prob", default=False),
+        layers=sparse,
+    )
+
+
+def expert_tensors(record: MixtureRecord, module: str, experts: int, stored: Container[str]) -> ExpertTensors:
+    """The names of the experts' tensors in `module` of a layer, in the form in which they are `stored`."""
+    fused = ExpertTensors(((f"{module}.experts.gate_up_proj",),), (f"{module}.experts.down_proj",), "fused")
+    if fused.down[0] in stored:
+        return fused
+    whole = f"{module}.{record.stacked}"
+    stacked = ExpertTensors(
+        ((f"{whole}.gate_proj.weight",), (f"{whole}.up_proj.weight",)), (f"{whole}.down_proj.weight",), "stacked"
+    )
+    if stacked.down[0] in stored:
+        return stacked
+    gate, up, down = (
+        tuple(f"{module}.experts.{expert}.{name}.weight" for expert in range(experts))
+        for name in (record.gate, record.up, record.down)
+    )
+    return ExpertTensors((gate, up), down, "single")
+
+
+def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:
+    """Every n-th layer, but for those that are listed to be dense."""
+    step, dense = fields.count("decoder_sparse_step", 1), fields.numbers("mlp_only_layers")
+    return frozenset(layer for layer in range(layers) if (layer + 1) % step == 0 and layer not in dense)

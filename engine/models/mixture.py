@@ -1,0 +1,80 @@
+"""A feed-forward of routed experts: a router, and for each token the weighted sum of a few of many gated products.
+
+Activations are [1, T, hidden] for T packed tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.artifacts.mixtures import expert_tensors
+from engine.contracts.errors import ConfigurationError
+from engine.ops.activations import gated
+from engine.ops.experts import GatedExperts, Routing, route_by_scores, route_by_shares
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from engine.artifacts.families import Family
+    from engine.artifacts.mixtures import Mixture, MixtureRecord
+    from engine.contracts.composition import Composition
+    from engine.models.reading import WeightReader
+
+
+class RoutedFeedForward:
+    """Σ weight · down(activation(gate x) · up x) over the experts that a router chooses."""
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        record: MixtureRecord,
+        family: Family,
+        reader: WeightReader,
+        composition: Composition,
+        *,
+        layer: str,
+    ) -> None:
+        """Take the weights of `layer`, such as "model.layers.0", from `reader`.
+
+        Raises:
+            ConfigurationError: dense experts would be held in 16 bits on a CPU, for which there is no product.
+            ArtifactError: what the reader says.
+        """
+        module = f"{layer}.{record.module}"
+        self._mixture = mixture
+        self._weighing = record.weighing
+        self._router = reader.linear(f"{module}.{record.router}")
+        self._experts = read_experts(mixture, record, family, reader, composition, module=module)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return [1, T, hidden] of `x` [1, T, hidden]."""
+        return self._experts(x[0], self._routing(x))[None]
+
+    def _routing(self, x: mx.array) -> Routing:
+        scores = self._router(x)[0]
+        if self._weighing == "scores":
+            return route_by_scores(scores, self._mixture.chosen)
+        return route_by_shares(scores, self._mixture.chosen, normalised=self._mixture.normalised)
+
+
+def read_experts(
+    mixture: Mixture,
+    record: MixtureRecord,
+    family: Family,
+    reader: WeightReader,
+    composition: Composition,
+    *,
+    module: str,
+) -> GatedExperts:
+    """The experts of `module`, in whichever form they are stored. Raises what `RoutedFeedForward` does."""
+    names = expert_tensors(record, module, mixture.experts, reader)
+    if reader.holds_dense(names.down[0]) and composition.device == "cpu" and composition.compute_dtype != "float32":
+        raise ConfigurationError(
+            "compute_dtype", f"experts cannot be computed in {composition.compute_dtype} on a CPU; choose float32"
+        )
+    return GatedExperts(
+        reader.experts(*names.gate_up),
+        reader.experts(names.down),
+        gated(family.activation, composed=composition.composes_exponentials),
+        sorts=composition.row_tile_tokens is None,
+    )
