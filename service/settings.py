@@ -46,6 +46,7 @@ class ServerSettings(BaseModel):
     prefill_step_tokens: int | None = Field(default=None, ge=1, le=1_000_000)
     state_bytes: int | None = Field(default=None, ge=1)
     row_tile_tokens: int | None = Field(default=None, ge=1, le=4096)
+    prefix_cache_bytes: int | None = Field(default=None, ge=0)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -63,6 +64,7 @@ class ServerSettings(BaseModel):
             prefill_step_tokens=self.prefill_step_tokens,
             state_bytes=self.state_bytes,
             row_tile_tokens=self.row_tile_tokens,
+            prefix_cache_bytes=self.prefix_cache_bytes,
         )
 
 

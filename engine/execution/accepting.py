@@ -17,7 +17,13 @@ from engine.contracts.events import GenerationStarted
 from engine.contracts.prompt import ChatPrompt, TextPrompt
 from engine.execution.text_work import refuse_hopeless_prompt
 from engine.generation.memory import row_bytes
-from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
+from engine.generation.planning import (
+    check_prompt,
+    refuse_unavailable,
+    resolve_execution,
+    resolve_options,
+    resolve_prefix,
+)
 from engine.generation.row import Row
 from engine.generation.text import TextAssembler
 
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationRequest
     from engine.contracts.execution import ResolvedExecution
     from engine.contracts.options import ResolvedOptions
+    from engine.contracts.prefix import PrefixUse
     from engine.contracts.prompt import Prompt
     from engine.execution.resident import Resident, TextModel
 
@@ -42,6 +49,7 @@ class Acceptance:
     prompt_ids: list[int]
     options: ResolvedOptions
     execution: ResolvedExecution
+    prefix: PrefixUse | None
     chunk_is_exact: bool
     state_bytes: int
 
@@ -92,12 +100,14 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     )
     generation_id = uuid.uuid4().hex
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
+    prefix = resolve_prefix(request.options, options, composition, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
         generation_id=generation_id,
         request_id=request.request_id or generation_id,
         prompt_ids=prompt_ids,
         options=options,
-        execution=resolve_execution(composition),
+        execution=resolve_execution(composition, prompt_cache=prefix is not None),
+        prefix=prefix,
         chunk_is_exact=request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None,
         state_bytes=_state_bytes(resident, len(prompt_ids) + options.max_tokens),
     )

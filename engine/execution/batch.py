@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from engine.contracts.errors import EngineFailedError, GenerationFailedError
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent, GenerationStarted
+    from engine.contracts.prefix import PrefixUse
     from engine.execution.delivery import Mailbox
+    from engine.execution.prefixes import PrefixKeeper
     from engine.generation.row import Row
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,10 @@ class Stepper(Protocol):
     @property
     def limits(self) -> Limits:
         """What may be held and done at once."""
+
+    @property
+    def prefixes(self) -> PrefixKeeper:
+        """States that rows can begin with."""
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
@@ -79,6 +85,7 @@ class Job:
     caller: str = ""
     priority: int = 0
     predicted_bytes: int = 0
+    prefix: PrefixUse | None = None
 
     @property
     def is_prefilling(self) -> bool:
@@ -111,6 +118,7 @@ class Batch:
         self._stepper = stepper
         self._clock = clock
         self._tell = tell
+        self._prefixes = stepper.prefixes
         self._jobs = Scheduler[Job](stepper.limits)
         self._step: _Step | None = None
         self._suspects: dict[Job, int] = {}
@@ -165,15 +173,26 @@ class Batch:
         told: Told = []
         for job in [job for job in self._jobs if job.row.signal.aborted]:
             text, finished = job.row.aborted()
-            self._remove(job)
+            self._leave(job, keep=job not in self._suspects)
             told += _events(job, [TokensGenerated((), text)] if text else [], finished)
         return told
 
     def _admit(self) -> Told:
-        admitted = self._jobs.admit()
-        for job in admitted:
+        admitted = self._jobs.admit(self._begin)
+        self._prefixes.make_room(self._room_bytes)
+        return [(job.mailbox, _started(job)) for job in admitted]
+
+    def _begin(self, job: Job) -> None:
+        warm = self._prefixes.begin(job.row, job.prefix)
+        if warm is None:
             job.row.admit(self._stepper.make_caches())
-        return [(job.mailbox, job.started) for job in admitted]
+        else:
+            job.row.admit(*warm)
+
+    @property
+    def _room_bytes(self) -> int:
+        """What running rows leave of the memory for state."""
+        return self._jobs.limits.state_bytes - self._jobs.held_bytes
 
     def _start_next(self, before: _Step | None) -> dict[Job, int] | None:
         """Start the next step beside `before`; returns the targets of a step that could not even be started."""
@@ -189,6 +208,8 @@ class Batch:
         except Exception:
             return self._noted(targets)
         self._step = _Step(pending, targets)
+        for job in targets:
+            self._prefixes.watch(job.row, job.prefix)
         return None
 
     def _plan(self, before: _Step | None) -> list[tuple[Job, int]]:
@@ -237,8 +258,9 @@ class Batch:
         events: list[GenerationEvent] = []
         if shown is not None or text:
             events.append(TokensGenerated(() if shown is None else (shown,), text))
+        self._prefixes.confirm(row, self._room_bytes)
         if finished is not None:
-            self._remove(job)
+            self._leave(job, keep=True)
         return _events(job, events, finished)
 
     def _noted(self, targets: dict[Job, int]) -> dict[Job, int]:
@@ -279,13 +301,22 @@ class Batch:
 
     def _fail(self, job: Job, error: EngineError) -> Told:
         finished = job.row.finished(FinishReason.ERROR, error=error)
-        self._remove(job)
+        self._leave(job, keep=False)
         return _events(job, [], finished)
 
-    def _remove(self, job: Job) -> None:
+    def _leave(self, job: Job, *, keep: bool) -> None:
         self._jobs.remove(job)
         self._suspects.pop(job, None)
+        if keep and job.row.caches:
+            self._prefixes.keep(job.row, job.prefix, self._room_bytes)
+        self._prefixes.forget(job.row)
         job.row.close()
+
+
+def _started(job: Job) -> GenerationStarted:
+    """What the caller is told, now that it is known with how much of its prompt the row began."""
+    cached_tokens = job.row.cached_tokens
+    return replace(job.started, cached_tokens=cached_tokens) if cached_tokens else job.started
 
 
 def _events(job: Job, events: Sequence[GenerationEvent], finished: GenerationEvent | None) -> Told:

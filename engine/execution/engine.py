@@ -262,6 +262,7 @@ class Engine:
                 caller=request.caller,
                 priority=request.priority,
                 predicted_bytes=acceptance.state_bytes,
+                prefix=acceptance.prefix,
             )
         )
         self._live[key] = (generation, acceptance.generation_id)

@@ -18,15 +18,17 @@ from engine.artifacts.weights import WeightStore
 from engine.contracts.composition import Composition
 from engine.contracts.errors import CorruptArtifactError
 from engine.contracts.model import ModelInfo
+from engine.execution.prefixes import PrefixKeeper
 from engine.execution.resident import refuse_when_stopping
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
-from engine.generation.memory import state_budget_bytes
+from engine.generation.memory import PREFIX_SHARE, state_budget_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
 from engine.runtime.policy import ComputeDtype, WeightsFacts
+from engine.state.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +104,9 @@ def load_model(
         has_chat_template=text.template is not None,
         load_seconds=time.perf_counter() - started_at,
     )
-    stepper = PackedStepper(binding, _wired_scope(binding), _limits(binding, layout, runtime, settings))
+    limits = _limits(binding, layout, runtime, settings)
+    prefixes = PrefixKeeper(_prefix_store(settings, limits), binding.cache_builder.restore)
+    stepper = PackedStepper(binding, _wired_scope(binding), limits, prefixes)
     return LoadedModel(stepper=stepper, info=info, binding=binding)
 
 
@@ -122,6 +126,12 @@ def _limits(
         mixed_prefill_tokens=min(step_tokens, MIXED_PREFILL_TOKENS) if runtime.info.device == "cpu" else step_tokens,
         state_bytes=budget,
     )
+
+
+def _prefix_store(settings: EngineSettings, limits: Limits) -> PrefixStore:
+    """The store of kept prefixes: as large as was asked for, but never larger than the memory that it shares."""
+    wanted = settings.prefix_cache_bytes
+    return PrefixStore(int(limits.state_bytes * PREFIX_SHARE) if wanted is None else min(wanted, limits.state_bytes))
 
 
 def _weights_facts(artifact: Artifact) -> WeightsFacts:

@@ -48,6 +48,8 @@ class EngineSettings:
     automatic. `state_dir` keeps compiled kernels and remembered fingerprints. `state_bytes` bounds the KV state of
     all rows together; None leaves it to what is free once the weights are resident. `row_tile_tokens` makes a row's
     bits independent of its neighbours, at the price that decision 0002 states; None shares products freely.
+    `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
+    row needs the room; None means a quarter of it, 0 none.
     """
 
     model: str
@@ -60,6 +62,7 @@ class EngineSettings:
     prefill_step_tokens: int | None = None
     state_bytes: int | None = None
     row_tile_tokens: int | None = None
+    prefix_cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +85,13 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A loaded model: its facts, its text half, how its prompts are cut, and what its rows may hold together."""
+    """A loaded model: its facts, its text half, how prompts are cut, and what rows and kept prefixes may hold."""
 
     info: ModelInfo
     text: TextModel
     prefill_policy: PrefillPolicy
     state_bytes: int
+    prefix_bytes: int
 
 
 def open_text_model(settings: EngineSettings) -> TextModel:
@@ -144,6 +148,7 @@ def load_on_engine_thread(
             text=text_model,
             prefill_policy=loaded.binding.prefill_policy,
             state_bytes=stepper.limits.state_bytes,
+            prefix_bytes=stepper.prefixes.capacity_bytes,
         )
     )
     return stepper

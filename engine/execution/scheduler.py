@@ -106,15 +106,20 @@ class Scheduler(Generic[JobT]):
         self._waiting = [entry for entry in self._waiting if entry.job is not job]
         self._running = [entry for entry in self._running if entry.job is not job]
 
-    def admit(self) -> list[JobT]:
-        """Move jobs from the queue into rows while rows and memory last."""
+    @property
+    def held_bytes(self) -> int:
+        """Predicted state of all that run."""
+        return sum(entry.job.predicted_bytes for entry in self._running)
+
+    def admit(self, start: Callable[[JobT], None] = lambda _job: None) -> list[JobT]:
+        """Move jobs from the queue into rows while rows and memory last; `start` opens a row before it has its turn."""
         admitted = []
         while self._waiting and len(self._running) < self.limits.max_rows:
             entry = self._next_waiting()
-            held = sum(other.job.predicted_bytes for other in self._running)
-            if self._running and held + entry.job.predicted_bytes > self.limits.state_bytes:
+            if self._running and self.held_bytes + entry.job.predicted_bytes > self.limits.state_bytes:
                 break
             self._waiting.remove(entry)
+            start(entry.job)
             entry.turn = self._served_tokens + entry.job.unfed_tokens
             self._running.append(entry)
             admitted.append(entry.job)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
+    from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
     from engine.generation.autoregressive import PendingStep
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
@@ -29,12 +30,15 @@ TRIAL_TOKENS = (3, 1)
 class PackedStepper:
     """See `engine.execution.batch.Stepper`."""
 
-    def __init__(self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits) -> None:
+    def __init__(
+        self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits, prefixes: PrefixKeeper
+    ) -> None:
         """Hold `wired` from first work to idle."""
         self._binding = binding
         self._wired = wired
         self._steps = 0
         self.limits = limits
+        self.prefixes = prefixes
         self._wired.__enter__()
 
     def make_caches(self) -> list[Cache]:
@@ -63,7 +67,8 @@ class PackedStepper:
         mx.clear_cache()
 
     def close(self) -> None:
-        """Release the weights."""
+        """Release the weights and what is kept of rows."""
+        self.prefixes.close()
         self._binding.graph.close()
         mx.clear_cache()
 

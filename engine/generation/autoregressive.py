@@ -100,14 +100,15 @@ class PendingStep:
         guessed = cast("list[int]", sampled.tokens.tolist())
         ids = sampled.read()
         self._misled = {row for row, place in self._places.items() if ids[place] not in (guessed[place], None)}
+        for row in self._misled:
+            row.mislead()
         return [_NOT_FINITE if token is None else token for token in ids]
 
     def _settled(self, share: _Share, token: int | RowFault, misled: set[Row]) -> int | RowFault | None:
         if share.follows is None or share.row not in misled:
             return token
         self._misled.discard(share.row)
-        for cache in share.row.caches:
-            cache.trim(1)
+        share.row.step_back()
         return None
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 WORKSPACE_BYTES_PER_TOKEN = 550_000
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
+PREFIX_SHARE = 0.25
+"""Of the memory for the states of rows, this much may hold kept prefixes while no row needs it."""
 
 
 def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:

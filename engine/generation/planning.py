@@ -5,11 +5,14 @@ Pure: reads the model's facts, touches no array. Everything that depends on the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import TYPE_CHECKING, Any
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.options import OptionDefaults, ResolvedOptions
+from engine.contracts.prefix import PrefixUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,8 +44,6 @@ _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
     "adapters": lambda o: bool(o.adapters),
     "constraint": lambda o: o.constraint is not None,
     "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
-    "cache_session_id": lambda o: bool(o.cache_session_id),
-    "cache": lambda o: o.cache is not None,
     "speculation": lambda o: o.speculation is not None,
     "fill": lambda o: o.fill not in (None, "off"),
     "denoising": lambda o: o.denoising is not None,
@@ -105,10 +106,33 @@ def resolve_options(
     )
 
 
-def resolve_execution(composition: Composition) -> ResolvedExecution:
+def resolve_prefix(
+    options: GenerateOptions, resolved: ResolvedOptions, composition: Composition, *, store_is_on: bool
+) -> PrefixUse | None:
+    """How the prefix store is used; None when it is off or bypassed.
+
+    The namespace holds whatever makes states differ between rows of one resident model. Exact rows, see `Composition`,
+    begin only at cuts of their own prompt.
+    """
+    if not store_is_on or (options.cache is not None and options.cache.bypass):
+        return None
+    cut_tokens = 1 if composition.row_tile_tokens is None else resolved.prefill_chunk_size
+    facts = {
+        "adapters": [[adapter.id, adapter.scale] for adapter in options.adapters],
+        "cut_tokens": cut_tokens,
+        "salt": "" if options.cache is None else options.cache.salt,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii"))
+    return PrefixUse(namespace=digest.hexdigest(), of_session=bool(options.cache_session_id), cut_tokens=cut_tokens)
+
+
+def resolve_execution(composition: Composition, *, prompt_cache: bool) -> ResolvedExecution:
     """What this build runs: autoregressive rows in the shared, continuously batched step."""
     return ResolvedExecution(
-        method="autoregressive", mechanism="continuous", row_tile_tokens=composition.row_tile_tokens
+        method="autoregressive",
+        mechanism="continuous",
+        prompt_cache=prompt_cache,
+        row_tile_tokens=composition.row_tile_tokens,
     )
 
 

@@ -81,6 +81,8 @@ class Row:
         self._fed = self._prompt
         self._fed_tokens = 0
         self._position = 0
+        self._is_astray = False
+        self._cached_tokens = 0
         self._told_prefilled = 0
         self._generated: list[int] = []
 
@@ -88,6 +90,16 @@ class Row:
     def prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self._prompt)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Ids of the prompt."""
+        return self._prompt
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the row began with."""
+        return self._cached_tokens
 
     @property
     def prefilled_tokens(self) -> int:
@@ -105,6 +117,14 @@ class Row:
         return self._position
 
     @property
+    def state_tokens(self) -> tuple[int, ...]:
+        """Ids whose state is written, in order: the prompt, then the generated tokens that were fed back.
+
+        The state holds exactly these, but for one token more while a step that was fed a wrong guess is unread.
+        """
+        return (self._prompt + tuple(self._generated))[: self._position - self._is_astray]
+
+    @property
     def unfed_tokens(self) -> int:
         """Known tokens that remain to be fed."""
         return len(self._fed) - self._fed_tokens
@@ -118,9 +138,10 @@ class Row:
         """Tokens of the next unit when `limit_tokens` may be spent; an exact chunk may pass the limit."""
         return self._prefill_step(limit_tokens).tokens if self.is_prefilling else 1
 
-    def admit(self, caches: list[Cache]) -> None:
-        """Take fresh caches and start the clock of the prefill."""
+    def admit(self, caches: list[Cache], cached_tokens: int = 0) -> None:
+        """Take caches that hold the first `cached_tokens` of the prompt, and start the clock of the prefill."""
         self.caches = caches
+        self._fed_tokens = self._position = self._cached_tokens = self._told_prefilled = cached_tokens
         self._admitted_at = self._clock()
 
     def limit_next_unit(self, tokens: int) -> None:
@@ -140,12 +161,25 @@ class Row:
             self._fed_tokens += len(unit.tokens)
         self._position += len(unit.tokens)
 
+    def mislead(self) -> None:
+        """The token that is read now is not the one that a step ahead, if there is one, was fed for it."""
+        if self._position > len(self._prompt) + len(self._generated):
+            self._is_astray = True
+
+    def step_back(self) -> None:
+        """Undo the unit that was fed a wrong guess."""
+        self._is_astray = False
+        self._position -= 1
+        for cache in self.caches:
+            cache.trim(1)
+
     def restart(self, caches: list[Cache]) -> None:
         """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost."""
         self.close()
         self.caches = caches
         self._fed = self._prompt + tuple(self._generated[:-1])
         self._fed_tokens = self._position = 0
+        self._is_astray = False
 
     def new_progress(self) -> PrefillProgress | None:
         """How far the prompt is, when that is further than was told before."""
@@ -202,14 +236,15 @@ class Row:
         decode_ms = 1000 * (now - first) if len(self._generated) > 1 else 0.0
         return GenerateStats(
             prompt_tokens=len(self._prompt),
+            cached_tokens=self._cached_tokens,
             generated_tokens=len(self._generated),
-            prefill_tps=tokens_per_second(self.prefilled_tokens, prefill_ms),
+            prefill_tps=tokens_per_second(max(0, self.prefilled_tokens - self._cached_tokens), prefill_ms),
             decode_tps=tokens_per_second(len(self._generated), decode_ms),
             prefill_ms=prefill_ms,
             decode_ms=decode_ms,
             queue_ms=1000 * (admitted - self._submitted_at),
             time_to_first_token_ms=0.0 if self._first_token_at is None else 1000 * (first - self._submitted_at),
-            cache_tokens=self._cache_tokens(),
+            cache_tokens=self.state_tokens,
         )
 
     def close(self) -> None:
@@ -217,12 +252,6 @@ class Row:
         for cache in self.caches:
             cache.close()
         self.caches = []
-
-    def _cache_tokens(self) -> tuple[int, ...]:
-        """Tokens whose state is written: a sampled token is written only when its successor is computed."""
-        if self.is_prefilling:
-            return self._fed[: self._fed_tokens]
-        return self._prompt + tuple(self._generated[:-1])
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
         chunk = self.options.prefill_chunk_size

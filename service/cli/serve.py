@@ -33,6 +33,8 @@ from service.signals import leave_on_signals
 @click.option("--state-bytes", type=int, help="Memory for the KV state of all generations. Default: what is free.")
 @click.option("--row-tile-tokens", type=int, help="Exact rows: compute this many tokens at a time, in any company. "
               "Slower. Default: off.")  # fmt: skip
+@click.option("--prefix-cache-bytes", type=int, help="Memory for states of earlier prompts, within --state-bytes and "
+              "given back when generations need it. Default: a quarter of it; 0: none.")  # fmt: skip
 @click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
 @click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
 @click.option("--log-level", help="debug, info, warning or error. Default info.")

@@ -10,9 +10,9 @@ from tests.engine.models.tiny_llama import random_prompt
 
 
 def settings(folder, tmp_path, **changes):
-    return EngineSettings(
-        **({"model": str(folder), "state_dir": tmp_path / "state", "max_rows": 8, "device": "cpu"} | changes)
-    )
+    """Settings of an engine that computes every prompt from its start, unless `changes` say otherwise."""
+    values = {"state_dir": tmp_path / "state", "max_rows": 8, "device": "cpu", "prefix_cache_bytes": 0}
+    return EngineSettings(**({"model": str(folder)} | values | changes))
 
 
 async def run(engine, prompt, *, request_id="", **options):

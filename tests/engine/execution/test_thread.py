@@ -18,9 +18,11 @@ from engine.contracts.events import GenerationFinished, GenerationStarted, Prefi
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
 from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scheduler import Limits
 from engine.execution.thread import EngineThread
 from engine.generation.row import RowFault
+from engine.state.prefix_store import PrefixStore
 
 STARTED = object.__new__(GenerationStarted)
 
@@ -39,6 +41,8 @@ class FakeRow:
     def __init__(self, signal, *, prompt=1, length=3, faulty=False):
         self.signal = signal
         self.prompt_tokens = prompt
+        self.cached_tokens = 0
+        self.caches = []
         self.known = prompt
         self.fed = 0
         self.position = 0
@@ -129,6 +133,7 @@ class FakeStepper:
     limits = Limits(max_rows=2, prefill_step_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9)
 
     def __init__(self):
+        self.prefixes = PrefixKeeper(PrefixStore(0), restore=None)
         self.fault = None
         self.dispatch_faults = 0
         self.guilty = None

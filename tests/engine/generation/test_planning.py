@@ -18,7 +18,13 @@ from engine.contracts.option_groups import (
 )
 from engine.contracts.options import GenerateOptions, OptionDefaults
 from engine.generation.bindings.prefill_policy import FixedChunk
-from engine.generation.planning import check_prompt, refuse_unavailable, resolve_execution, resolve_options
+from engine.generation.planning import (
+    check_prompt,
+    refuse_unavailable,
+    resolve_execution,
+    resolve_options,
+    resolve_prefix,
+)
 
 VALUES = {
     "xtc_probability": 0.5,
@@ -38,8 +44,6 @@ VALUES = {
     "adapters": (AdapterSelection(id="a"),),
     "constraint": Constraint(kind="json_object"),
     "checkpoint_every_tokens": 16,
-    "cache_session_id": "s",
-    "cache": CacheOptions(bypass=True),
     "speculation": SpeculationOptions(draft_tokens=2),
     "fill": "echo",
     "denoising": DenoisingOptions(max_denoising_steps=3),
@@ -56,6 +60,7 @@ HONOURED = {
     "min_tokens_to_keep": 2,
     "seed": 9,
 }
+SHARING = {"cache_session_id": "s", "cache": CacheOptions(bypass=True)}
 
 
 def model(**changes):
@@ -94,7 +99,7 @@ def resolve(options, *, prompt_tokens=4, info=None):
 
 
 def test_every_option_is_either_honoured_or_refused():
-    assert set(VALUES) | set(HONOURED) == {field.name for field in dataclasses.fields(GenerateOptions)}
+    assert set(VALUES) | set(HONOURED) | set(SHARING) == {field.name for field in dataclasses.fields(GenerateOptions)}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -182,4 +187,33 @@ def test_eos_ids_outside_the_vocabulary_are_refused(token):
 
 @pytest.mark.parametrize("tile", [None, 8])
 def test_the_plan_tells_whether_company_can_change_a_rows_bits(tile):
-    assert resolve_execution(Composition(row_tile_tokens=tile)).row_tile_tokens == tile
+    assert resolve_execution(Composition(row_tile_tokens=tile), prompt_cache=False).row_tile_tokens == tile
+
+
+def prefix_of(composition=COMPOSITION_DEFAULTS, *, store_is_on=True, **options):
+    asked = GenerateOptions(**options)
+    refuse_unavailable(asked)
+    return resolve_prefix(asked, resolve(asked), composition, store_is_on=store_is_on)
+
+
+def test_the_prefix_store_is_shared_unless_it_is_bypassed_or_off():
+    assert prefix_of() == prefix_of(cache=CacheOptions(), temperature=1.0, seed=4, max_tokens=9)
+    assert prefix_of(cache=CacheOptions(bypass=True)) is None
+    assert prefix_of(store_is_on=False) is None
+    assert not prefix_of().of_session
+    assert prefix_of(cache_session_id="s").of_session
+    assert prefix_of(cache_session_id="s").namespace == prefix_of().namespace
+
+
+def test_a_salt_and_the_cuts_of_exact_rows_have_namespaces_of_their_own():
+    exact = Composition(row_tile_tokens=8)
+    uses = [
+        prefix_of(),
+        prefix_of(cache=CacheOptions(salt="a")),
+        prefix_of(cache=CacheOptions(salt="b")),
+        prefix_of(exact),
+        prefix_of(exact, prefill_chunk_size=16),
+    ]
+    assert len({use.namespace for use in uses}) == len(uses)
+    assert [use.cut_tokens for use in uses] == [1, 1, 1, 32, 16]
+    assert "secret" not in prefix_of(cache=CacheOptions(salt="secret")).namespace

@@ -1,0 +1,23 @@
+"""How a generation uses the prefix store: what it may share, and where a prompt may be cut. Units: tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixUse:
+    """A row reads and feeds the entries of `namespace` alone.
+
+    `of_session` marks what it leaves as part of a conversation. `cut_tokens` above 1 asks for exactness: a row then
+    begins only where a cold prompt would be cut too, with a state that was written by the same cuts.
+    """
+
+    namespace: str
+    of_session: bool = False
+    cut_tokens: int = 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a warm row must compute the very bits of a cold one."""
+        return self.cut_tokens > 1
