@@ -89,12 +89,17 @@ def packed_step(graph, composition: Composition, contexts: Sequence[int], *, poo
     from engine.sampling.sampler import Draw, sample
     from engine.state.build import CacheBuilder
     from engine.state.kv_cache import KvCache
+    from engine.state.plain_codec import PlainCodec
 
     geometry, builder = graph.geometry, CacheBuilder(graph.geometry, composition)
     composed = composition.composes_exponentials
     rows = []
     for held in contexts:
-        caches = builder.make_caches() if pooled else [KvCache(composed=composed) for _ in range(geometry.layers)]
+        caches = (
+            builder.make_caches()
+            if pooled
+            else [KvCache(PlainCodec(composed=composed)) for _ in range(geometry.layers)]
+        )
         for cache in caches:
             keys = mx.random.normal((1, geometry.kv_heads, held, geometry.head_dim))
             cache.attend(mx.zeros((1, geometry.heads, held, geometry.head_dim)), keys, keys, scale=1.0)

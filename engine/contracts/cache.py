@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 GROWTH_TOKENS = 256
 """A row's storage grows by so many tokens at a time, and is predicted in the same steps."""
 
+SLACK_TOKENS = 32
+"""A sliding layer keeps so many tokens more than its window sees, so that it seldom moves what it keeps."""
+
 
 def capacity_for(tokens: int) -> int:
     """Tokens for which storage is reserved when a row holds `tokens`."""
     return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+
+
+def window_capacity(window: int) -> int:
+    """Tokens for which a layer that sees `window` tokens reserves storage at most, between steps."""
+    return window + SLACK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +109,20 @@ class Cache(Protocol):
     def arrays(self) -> Sequence[mx.array]:
         """The arrays that must be evaluated for the state to be settled."""
 
-    def is_trimmable(self) -> bool:
-        """Whether `trim` can drop the newest tokens exactly."""
+    def maintain(self) -> None:
+        """Change the form of storage if that is due; called between steps, before each in which the row takes part."""
+
+    @property
+    def trimmable_tokens(self) -> int:
+        """How many of the newest tokens `trim` can take back exactly."""
 
     def trim(self, tokens: int) -> None:
-        """Forget the newest `tokens`.
+        """Forget the newest `tokens`, or all if there are fewer.
 
-        Trimmable or not, every cache can take back the one token that was appended last by itself, once: a step may
-        have been fed a guess.
+        Every cache can take back the one token that was appended last by itself, once: a step may have been fed a guess.
+
+        Raises:
+            ValueError: there are more than `trimmable_tokens`; nothing was forgotten.
         """
 
     def snapshot(self) -> LayerSnapshot:

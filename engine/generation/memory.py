@@ -1,13 +1,14 @@
 """Predicts the bytes of a row's state and of a step's workspace, from geometry alone. Units: bytes and tokens.
 
-Source: reference, autoregressive §4.3, with what our plain caches really keep: all positions, in steps of growth.
+Source: reference, autoregressive §4.3, with what our caches really keep: positions in steps of growth, and a little
+more than the window where a layer slides.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.contracts.cache import capacity_for
+from engine.contracts.cache import capacity_for, window_capacity
 from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
 
 if TYPE_CHECKING:
@@ -20,14 +21,11 @@ PREFIX_SHARE = 0.25
 """Of the memory for the states of rows, this much may hold kept prefixes while no row needs it."""
 
 
-def kv_bytes_per_token(geometry: GraphGeometry, element_bytes: int) -> int:
-    """Bytes that one token adds to a row's plain caches, all layers together."""
-    return 2 * sum(geometry.key_values) * element_bytes
-
-
 def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:
     """Bytes of a row's caches when they hold `tokens`; also what it adds at most to storage that rows share."""
-    return capacity_for(tokens) * kv_bytes_per_token(geometry, element_bytes) + recurrent_bytes(geometry, element_bytes)
+    layers = zip(geometry.layer_types, geometry.key_values, strict=True)
+    attended = sum(_slots(geometry, kind, tokens) * 2 * values * element_bytes for kind, values in layers)
+    return attended + recurrent_bytes(geometry, element_bytes)
 
 
 def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
@@ -45,3 +43,10 @@ def workspace_bytes(geometry: GraphGeometry, step_tokens: int) -> int:
 def state_budget_bytes(geometry: GraphGeometry, *, available_bytes: int, step_tokens: int) -> int:
     """Bytes that the states of all rows may hold, of `available_bytes` free once the weights are resident."""
     return max(0, int(available_bytes * USABLE_SHARE) - workspace_bytes(geometry, step_tokens))
+
+
+def _slots(geometry: GraphGeometry, kind: str, tokens: int) -> int:
+    """Tokens for which a layer of `kind` reserves storage when the row holds `tokens`."""
+    if kind == "sliding_attention" and geometry.sliding_window:
+        return min(capacity_for(tokens), window_capacity(geometry.sliding_window))
+    return capacity_for(tokens)

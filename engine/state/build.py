@@ -8,6 +8,7 @@ from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.graph import LINEAR_ATTENTION
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
+from engine.state.plain_codec import PlainCodec
 from engine.state.recurrent_cache import RecurrentCache
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class CacheBuilder:
         if composition.kv.kind != "plain" or composition.paged_kv is not None:
             raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
         self._geometry = geometry
-        self._composed = composition.composes_exponentials
-        together = self._composed and composition.row_tile_tokens is None
+        self._plain = PlainCodec(composed=composition.composes_exponentials)
+        together = composition.composes_exponentials and composition.row_tile_tokens is None
         self._pool = KvPool(geometry.layers) if together else None
 
     def make_caches(self) -> list[Cache]:
@@ -45,7 +46,7 @@ class CacheBuilder:
         if kind == LINEAR_ATTENTION:
             return RecurrentCache()
         if pooled is None or self._window(kind):
-            return KvCache(window=self._window(kind), composed=self._composed)
+            return KvCache(self._plain, window=self._window(kind))
         return pooled
 
     def restore(self, snapshots: Sequence[LayerSnapshot], tokens: int) -> list[Cache]:

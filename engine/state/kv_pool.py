@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.cache import TableMember, TablePlace, capacity_for
-from engine.state.plain_snapshot import plain_snapshot, read_plain_snapshot
+from engine.state.plain_codec import PlainCodec
 from engine.state.slab_step import SlabStep
+from engine.state.snapshots import check_snapshot, refuse_empty, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.snapshot import LayerSnapshot
 
+_PLAIN = PlainCodec()
 SHARED_SLAB_TOKENS = 1024
 LARGEST_SHARED_CAPACITY = 512
 
@@ -138,10 +140,14 @@ class KvSlab:
             held[place : place + 1, :, tokens] = 0
 
     def read(self, slot: int, layer: int, tokens: int) -> mx.array:
-        """The first `tokens` of one row [1, 2·Hkv, tokens, D]; a layer that was never written has none to read."""
+        """The first `tokens` of one row [1, 2·Hkv, tokens, D]; the layer must have been written.
+
+        Raises:
+            ValueError: it never was.
+        """
         held, place = self._layers[layer], self._place(slot)
         if held is None:
-            raise ValueError("a cache that holds no token has no snapshot")
+            raise ValueError(f"layer {layer} was never written")
         return held[place : place + 1, :, :tokens]
 
     def fill(self, slot: int, layer: int, joined: mx.array) -> None:
@@ -240,9 +246,13 @@ class PooledKvCache:
         held = self._held()
         return [] if held is None else [held]
 
-    def is_trimmable(self) -> bool:
-        """Always: positions past the offset are zero again."""
-        return True
+    def maintain(self) -> None:
+        """Nothing to do: pooled rows stay plain."""
+
+    @property
+    def trimmable_tokens(self) -> int:
+        """All: positions past the offset are zero again."""
+        return self._offset
 
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`."""
@@ -253,15 +263,15 @@ class PooledKvCache:
 
     def snapshot(self) -> LayerSnapshot:
         """See `engine.contracts.cache.Cache.snapshot`."""
-        if self._seat.slab is None:
-            raise ValueError("a cache that holds no token has no snapshot")
-        joined = self._seat.slab.read(self._seat.slot, self._layer, self._offset)
+        refuse_empty(self._offset)
+        joined = self._seat.with_room(self._offset).read(self._seat.slot, self._layer, self._offset)
         kv_heads = joined.shape[1] // 2
-        return plain_snapshot(joined[:, :kv_heads], joined[:, kv_heads:])
+        return take_snapshot(_PLAIN, [joined[:, :kv_heads], joined[:, kv_heads:]], tokens=self._offset)
 
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """See `engine.contracts.cache.Cache.restore`."""
-        joined = mx.concatenate([*read_plain_snapshot(snapshot, tokens)], axis=1)
+        check_snapshot(snapshot, _PLAIN, tokens)
+        joined = mx.concatenate([snapshot.arrays[name][:, :, :tokens] for name in _PLAIN.part_names], axis=1)
         self._seat.with_room(tokens).fill(self._seat.slot, self._layer, joined)
         self._offset = tokens
 

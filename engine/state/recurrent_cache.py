@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import mlx.core as mx
 
 from engine.contracts.snapshot import LayerSnapshot
-from engine.state.plain_snapshot import check_cut
+from engine.state.snapshots import check_cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,9 +70,13 @@ class RecurrentCache:
         """The arrays that must be evaluated for the state to be settled."""
         return self._now
 
-    def is_trimmable(self) -> bool:
-        """Never: tokens cannot be told apart in the state."""
-        return False
+    def maintain(self) -> None:
+        """Nothing to do."""
+
+    @property
+    def trimmable_tokens(self) -> int:
+        """One, when it was appended last by itself: tokens cannot be told apart in the state."""
+        return 0 if self._before is None else 1
 
     def trim(self, tokens: int) -> None:
         """Take back the one token that was appended last by itself.

@@ -15,6 +15,7 @@ from engine.generation.memory import row_bytes
 from engine.ops.attention import PackedAttention
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
+from engine.state.plain_codec import PlainCodec
 
 LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 4
 ROW_BYTES = 2 * KV_HEADS * DIM * 4 * GROWTH_TOKENS
@@ -56,7 +57,9 @@ class PooledRows(RuleBasedStateMachine):
     @rule()
     def join(self):
         if len(self.rows) < 7:
-            self.rows.append(Twins(self.pool.make_caches(), [KvCache(composed=True) for _ in range(LAYERS)]))
+            self.rows.append(
+                Twins(self.pool.make_caches(), [KvCache(PlainCodec(composed=True)) for _ in range(LAYERS)])
+            )
 
     @rule(index=st.integers(0, 6))
     def leave(self, index):
