@@ -119,7 +119,8 @@ class Cache(Protocol):
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`, or all if there are fewer.
 
-        Every cache can take back the one token that was appended last by itself, once: a step may have been fed a guess.
+        Every cache can take back the one token that was appended last by itself, once: a step may have been fed a
+        guess.
 
         Raises:
             ValueError: there are more than `trimmable_tokens`; nothing was forgotten.

@@ -53,7 +53,7 @@ def test_a_first_token_can_be_taken_back_too():
 )
 def test_nothing_else_is_ever_forgotten(steps, tokens):
     cache = written(*steps)
-    assert not cache.is_trimmable()
+    assert cache.trimmable_tokens < tokens
     with pytest.raises(ValueError, match="cannot forget"):
         cache.trim(tokens)
     assert cache.offset == sum(count for _, count in steps)
