@@ -107,7 +107,8 @@ def test_a_snapshot_keeps_the_tokens_alone_and_costs_the_donor_at_most_one_copy(
         append(caches, 0, held)
     snapshots = taken(donor)
     assert sum(snapshot.nbytes for snapshot in snapshots) == LAYERS * held * 2 * KV_HEADS * DIM * 4
-    assert abs(peak_of_one_token(donor, held) - peak_of_one_token(twin, held)) < 1024
+    layer_bytes = donor[0].nbytes
+    assert peak_of_one_token(donor, held) < peak_of_one_token(twin, held) + layer_bytes // 2
 
 
 def test_what_does_not_fit_is_refused_and_holds_nothing(builder):
