@@ -65,7 +65,7 @@ async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(wh
 
 async def test_a_caller_who_leaves_during_a_long_prompt_frees_the_row_before_it_is_read(whole):
     call = whole.generation.Generate(request(1, prompt=3900, max_tokens=5, prefill_chunk_size=1))
-    await until(lambda: len(whole.engine._thread._batch) == 1)
+    await until(lambda: len(whole.engine._thread._batch or ()) == 1)
     row = next(iter(whole.engine._thread._batch)).row
     await until(lambda: row.prefilled_tokens > 0)
     call.cancel()
