@@ -58,6 +58,13 @@ def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
         min_p=options.min_p,
         min_tokens_to_keep=options.min_tokens_to_keep,
         seed=options.seed,
+        logit_bias=[options_pb2.LogitBias(token=token, bias=bias) for token, bias in options.logit_bias],
+        repetition_penalty=options.repetition_penalty,
+        repetition_context_size=options.repetition_context_size,
+        presence_penalty=options.presence_penalty,
+        presence_context_size=options.presence_context_size,
+        frequency_penalty=options.frequency_penalty,
+        frequency_context_size=options.frequency_context_size,
     )
 
 

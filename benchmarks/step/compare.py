@@ -86,7 +86,8 @@ def packed_step(graph, composition: Composition, contexts: Sequence[int], *, poo
     """A step of our graph over rows that hold `contexts` tokens of random keys and values."""
     import mlx.core as mx
 
-    from engine.sampling.sampler import Draw, sample
+    from engine.sampling.recipe import Draw, Recipe
+    from engine.sampling.sampler import sample
     from engine.state.build import CacheBuilder
     from engine.state.kv_cache import KvCache
     from engine.state.plain_codec import PlainCodec
@@ -106,7 +107,7 @@ def packed_step(graph, composition: Composition, contexts: Sequence[int], *, poo
             mx.eval(cache.arrays())
         rows.append(caches)
     tokens = mx.array([[5] * len(rows)], dtype=mx.uint32)
-    draws = [Draw(greedy(), 1)] * len(rows)
+    draws = [Draw(Recipe(greedy()), 1)] * len(rows)
 
     def step() -> None:
         segments = [PackedSegment(1, caches) for caches in rows]

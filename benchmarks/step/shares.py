@@ -37,7 +37,8 @@ def parts_of(graph, composition, rows, held):
     from engine.contracts.graph import PackedSegment
     from engine.ops.attention import PackedAttention
     from engine.ops.exponential import swiglu
-    from engine.sampling.sampler import Draw, sample
+    from engine.sampling.recipe import Draw, Recipe
+    from engine.sampling.sampler import sample
     from engine.state.build import CacheBuilder
 
     from .compare import greedy
@@ -84,7 +85,7 @@ def parts_of(graph, composition, rows, held):
         mx.eval([graph._normed(x, block.input_norm) for block in blocks for _ in range(2)])
 
     def sampling():
-        sample(logits, [Draw(greedy(), 1)] * rows, composed=True).read()
+        sample(logits, [Draw(Recipe(greedy()), 1)] * rows, composed=True).read()
 
     return {
         "step": packed_step(graph, composition, [held] * rows, pooled=True),

@@ -33,6 +33,8 @@ UINT64_MAX: Final = 2**64 - 1
 MAX_STOP_SEQUENCES: Final = 64
 MAX_STOP_CHARACTERS: Final = 4096
 MAX_TOP_LOGPROBS: Final = 20
+PENALTY_WINDOW_TOKENS: Final = 20
+"""Newest tokens that a penalty sees when its own window is not set."""
 MAX_TOKEN_IDS: Final = 1024
 MAX_LOGIT_BIASES: Final = 65_536
 MAX_ADAPTERS: Final = 64
@@ -186,6 +188,13 @@ class ResolvedOptions:
     min_tokens_to_keep: int
     seed: int
     seed_was_explicit: bool
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = PENALTY_WINDOW_TOKENS
+    presence_penalty: float = 0.0
+    presence_context_size: int = PENALTY_WINDOW_TOKENS
+    frequency_penalty: float = 0.0
+    frequency_context_size: int = PENALTY_WINDOW_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

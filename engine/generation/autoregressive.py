@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from engine.contracts.graph import PackedSegment
 from engine.generation.row import RowFault, RowUnit
-from engine.sampling.sampler import Draw, sample
+from engine.sampling.sampler import sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def dispatch_packed_step(
     shares = [_share(row, after) for row in rows]
     segments = [PackedSegment(len(share.unit.tokens), share.row.caches) for share in shares]
     hidden = binding.hidden(_packed_tokens(shares, after), segments)
-    sampled = _sampled(binding, hidden, shares)
+    sampled = _sampled(binding, hidden, shares, None if after is None else after.tokens)
     states = [array for share in shares for cache in share.row.caches for array in cache.arrays()]
     mx.async_eval([] if sampled is None else sampled.arrays(), states)  # type: ignore[no-untyped-call]
     for share in shares:
@@ -147,15 +147,18 @@ def _packed_tokens(shares: Sequence[_Share], after: PendingStep | None) -> mx.ar
     return tokens
 
 
-def _sampled(binding: MlxAutoregressiveBinding, hidden: mx.array, shares: Sequence[_Share]) -> SampledTokens | None:
-    """A token for each row that is due; only their last positions are projected."""
+def _sampled(
+    binding: MlxAutoregressiveBinding, hidden: mx.array, shares: Sequence[_Share], unread: mx.array | None
+) -> SampledTokens | None:
+    """A token for each row that is due; at its last position. Tokens that shares follow are in `unread`."""
     positions, draws, end = [], [], 0
     for share in shares:
         end += len(share.unit.tokens)
         if share.unit.samples:
             positions.append(end - 1)
-            draws.append(Draw(share.row.options, share.row.next_index + (share.follows is not None)))
+            draws.append(share.row.next_draw(share.follows))
     if not positions:
         return None
     selected = hidden if len(positions) == hidden.shape[1] else hidden[:, mx.array(positions)]
-    return sample(binding.project(selected)[0], draws, composed=binding.composition.composes_exponentials)
+    composed = binding.composition.composes_exponentials
+    return sample(binding.project(selected)[0], draws, unread=unread, composed=composed)

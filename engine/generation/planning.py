@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.execution import ResolvedExecution
-from engine.contracts.options import OptionDefaults, ResolvedOptions
+from engine.contracts.options import PENALTY_WINDOW_TOKENS, OptionDefaults, ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
     "xtc_special_tokens": lambda o: bool(o.xtc_special_tokens),
     "hlg": lambda o: o.hlg is not None,
     "curve": lambda o: bool(o.curve),
-    "logit_bias": lambda o: bool(o.logit_bias),
-    "repetition_penalty": lambda o: o.repetition_penalty not in (None, 1.0),
-    "repetition_context_size": lambda o: o.repetition_context_size is not None,
-    "presence_penalty": lambda o: bool(o.presence_penalty),
-    "presence_context_size": lambda o: o.presence_context_size is not None,
-    "frequency_penalty": lambda o: bool(o.frequency_penalty),
-    "frequency_context_size": lambda o: o.frequency_context_size is not None,
     "logprobs": lambda o: bool(o.logprobs),
     "top_logprobs": lambda o: bool(o.top_logprobs),
     "adapters": lambda o: bool(o.adapters),
@@ -88,7 +81,9 @@ def resolve_options(
     Raises:
         InvalidRequestError: an id lies outside the vocabulary.
     """
-    _check_ids("eos_token_ids", options.eos_token_ids or (), model.geometry.vocab_size)
+    vocab_size = model.geometry.vocab_size
+    _check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
+    _check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size)
     defaults = model.option_defaults
     room = model.geometry.context_length - prompt_tokens
     return ResolvedOptions(
@@ -103,6 +98,13 @@ def resolve_options(
         min_tokens_to_keep=_first(options.min_tokens_to_keep, 1),
         seed=_first(options.seed, fresh_seed),
         seed_was_explicit=options.seed is not None,
+        logit_bias=options.logit_bias,
+        repetition_penalty=_first(options.repetition_penalty, 1.0),
+        repetition_context_size=_first(options.repetition_context_size, PENALTY_WINDOW_TOKENS),
+        presence_penalty=_first(options.presence_penalty, 0.0),
+        presence_context_size=_first(options.presence_context_size, PENALTY_WINDOW_TOKENS),
+        frequency_penalty=_first(options.frequency_penalty, 0.0),
+        frequency_context_size=_first(options.frequency_context_size, PENALTY_WINDOW_TOKENS),
     )
 
 

@@ -13,6 +13,7 @@ from engine.contracts.errors import GenerationAborted, UnavailableError
 from engine.contracts.events import GenerationFinished, PrefillProgress
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
 from engine.generation.prefill import PrefillStep, next_prefill_step
+from engine.sampling.recipe import Draw, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ class Row:
         self.signal = signal
         self.caches: list[Cache] = []
         self._prompt = tuple(prompt)
+        self._recipe = Recipe(options)
         self._text = text
         self._tail_split = tail_split
         self._clock = clock
@@ -154,6 +156,11 @@ class Row:
             return RowUnit((self._generated[-1],), samples=True)
         step = self._prefill_step(self._unit_limit)
         return RowUnit(self._fed[step.start : step.end], samples=step.final and not self._generated)
+
+    def next_draw(self, unread: int | None) -> Draw:
+        """The choice of the token after the newest, which stands at place `unread` of a step that nobody has read."""
+        history = self._newest_tokens(self._recipe.history_tokens)
+        return Draw(self._recipe, len(self._generated) + (unread is not None), history, unread)
 
     def settle(self, unit: RowUnit) -> None:
         """Record that the state of `unit` has been written."""
@@ -252,6 +259,13 @@ class Row:
         for cache in self.caches:
             cache.close()
         self.caches = []
+
+    def _newest_tokens(self, count: int) -> list[int]:
+        """The last `count` of the prompt and the committed tokens, or as many as there are."""
+        surplus = len(self._generated) - count
+        if surplus >= 0:
+            return self._generated[surplus:]
+        return [*self._prompt[surplus:], *self._generated]
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
         chunk = self.options.prefill_chunk_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -11,25 +10,12 @@ from engine.ops.exponential import log_sum_exp
 from engine.sampling import filters
 from engine.sampling.greedy import GreedyChoice, choose_greedily
 from engine.sampling.keys import step_key
+from engine.sampling.processors import process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.contracts.options import ResolvedOptions
-
-MIN_TEMPERATURE = 1e-5
-"""Below this, dividing log-probabilities would overflow 16-bit numbers; the choice equals greedy."""
-
-MAX_TEMPERATURE = 3.4028234663852886e38
-"""The largest float32: above it, the -inf of a token that a filter removed would become NaN."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One row's draw: its options and the completion index of the token to be chosen."""
-
-    options: ResolvedOptions
-    step: int
+    from engine.sampling.recipe import Draw
 
 
 class SampledTokens:
@@ -77,21 +63,27 @@ class SampledTokens:
         return [token if is_sound else None for token, is_sound in zip(ids, sound, strict=True)]
 
 
-def sample(logits: mx.array, draws: Sequence[Draw], *, composed: bool = False) -> SampledTokens:
+def sample(
+    logits: mx.array, draws: Sequence[Draw], *, unread: mx.array | None = None, composed: bool = False
+) -> SampledTokens:
     """Choose a token for each row.
 
     Args:
         logits: [R, V], one row for each draw.
-        draws: options and step of each row, in the same order.
+        draws: what is to be chosen for each row, in the same order.
+        unread: ids [U] of tokens that only the device knows, which draws refer to.
         composed: avoid the library's exponential.
 
     Source: reference, autoregressive §3.2 (order of filters) and §3.3 (keys).
     """
-    wide = logits.astype(mx.float32)
+    raw = logits.astype(mx.float32)
     # The largest tells all: it is NaN where one logit is, inf where one is, and -inf where all are.
-    tops = mx.max(wide, axis=-1)
+    tops = mx.max(raw, axis=-1)
     sound = mx.isfinite(tops)
-    greedy_rows = [row for row, draw in enumerate(draws) if is_greedy(draw.options)]
+    wide = process(raw, draws, unread)
+    if wide is not raw:
+        tops = mx.max(wide, axis=-1)
+    greedy_rows = [row for row, draw in enumerate(draws) if draw.recipe.is_greedy]
     if not greedy_rows:
         return SampledTokens(mx.stack(_drawn(wide, draws, range(len(draws)), composed)), sound)
     greedy_logits, greedy_tops = wide, tops
@@ -115,18 +107,13 @@ def log_softmax(logits: mx.array, *, composed: bool = False) -> mx.array:
     return wide - log_sum_exp(wide, composed=composed)
 
 
-def is_greedy(options: ResolvedOptions) -> bool:
-    """Whether the choice is the most likely token."""
-    return options.temperature < MIN_TEMPERATURE
-
-
 def _drawn(logits: mx.array, draws: Sequence[Draw], rows: Sequence[int], composed: bool) -> list[mx.array]:
     """One id for each of `rows`. Row by row: the cost is in the elements, so that rows gain nothing from company."""
     return [_draw(log_softmax(logits[row], composed=composed), draws[row]) for row in rows]
 
 
 def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
-    options = draw.options
+    options = draw.recipe.options
     if 0 < options.top_p < 1:
         logprobs = filters.top_p(logprobs, options.top_p)
     if options.min_p > 0:
@@ -134,4 +121,4 @@ def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
     if options.top_k > 0:
         logprobs = filters.top_k(logprobs, options.top_k)
     key = step_key(options.seed, draw.step)
-    return mx.random.categorical(logprobs / min(options.temperature, MAX_TEMPERATURE), key=key).astype(mx.uint32)
+    return mx.random.categorical(logprobs / draw.recipe.temperature, key=key).astype(mx.uint32)

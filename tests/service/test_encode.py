@@ -56,7 +56,20 @@ FULL_EXECUTION = ResolvedExecution(
     reasons=("no draft is mounted",),
 )
 FULL_OPTIONS = dataclasses.replace(
-    OPTIONS, temperature=0.7, top_p=0.9, top_k=40, min_p=0.1, min_tokens_to_keep=2, seed_was_explicit=True
+    OPTIONS,
+    temperature=0.7,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.1,
+    min_tokens_to_keep=2,
+    seed_was_explicit=True,
+    logit_bias=((5, -1.5), (7, 2.0)),
+    repetition_penalty=1.1,
+    repetition_context_size=3,
+    presence_penalty=0.25,
+    presence_context_size=0,
+    frequency_penalty=-0.5,
+    frequency_context_size=70,
 )
 FULL_STARTED = GenerationStarted(
     generation_id="g-1",

@@ -32,13 +32,6 @@ VALUES = {
     "xtc_special_tokens": (1,),
     "hlg": HlgOetf(),
     "curve": ((1.0, 1.0), (50.0, 50.0)),
-    "logit_bias": ((1, 2.0),),
-    "repetition_penalty": 1.2,
-    "repetition_context_size": 5,
-    "presence_penalty": 0.5,
-    "presence_context_size": 5,
-    "frequency_penalty": -0.5,
-    "frequency_context_size": 5,
     "logprobs": True,
     "top_logprobs": 3,
     "adapters": (AdapterSelection(id="a"),),
@@ -59,6 +52,13 @@ HONOURED = {
     "min_p": 0.1,
     "min_tokens_to_keep": 2,
     "seed": 9,
+    "logit_bias": ((1, 2.0),),
+    "repetition_penalty": 1.2,
+    "repetition_context_size": 5,
+    "presence_penalty": 0.5,
+    "presence_context_size": 5,
+    "frequency_penalty": -0.5,
+    "frequency_context_size": 5,
 }
 SHARING = {"cache_session_id": "s", "cache": CacheOptions(bypass=True)}
 
@@ -183,6 +183,13 @@ def test_an_empty_prompt_is_refused():
 def test_eos_ids_outside_the_vocabulary_are_refused(token):
     with pytest.raises(InvalidRequestError, match=str(token)):
         resolve(GenerateOptions(eos_token_ids=(1, token)))
+
+
+@pytest.mark.parametrize("token", [100, 999_999, 2**32 - 1])
+def test_a_bias_of_an_id_outside_the_vocabulary_is_refused_with_the_id(token):
+    with pytest.raises(InvalidRequestError, match=str(token)) as caught:
+        resolve(GenerateOptions(logit_bias=((99, 1.0), (token, 5.0))))
+    assert caught.value.violations[0].field == "options.logit_bias[1]"
 
 
 @pytest.mark.parametrize("tile", [None, 8])

@@ -8,29 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.options import ResolvedOptions
 from engine.sampling import filters
 from engine.sampling.keys import step_key
-from engine.sampling.sampler import Draw, log_softmax, sample
+from engine.sampling.sampler import log_softmax, sample
+from tests.engine.sampling.resolved import draw
 
 VOCAB = 40
-
-
-def options(**changes):
-    values = {
-        "max_tokens": 8,
-        "eos_token_ids": (),
-        "stop_sequences": (),
-        "prefill_chunk_size": 8,
-        "temperature": 0.0,
-        "top_p": 0.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "min_tokens_to_keep": 1,
-        "seed": 1,
-        "seed_was_explicit": True,
-    }
-    return ResolvedOptions(**(values | changes))
 
 
 def logits(seed, rows=1, scale=3.0):
@@ -67,7 +50,7 @@ def test_top_k_keeps_exactly_k_and_everything_at_or_past_the_vocabulary(count):
 
 def test_greedy_takes_the_first_of_equal_scores():
     row = mx.zeros((1, VOCAB))
-    assert sample(row, [Draw(options(), 0)]).read() == [0]
+    assert sample(row, [draw()]).read() == [0]
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -75,34 +58,34 @@ def test_greedy_takes_the_first_of_equal_scores():
 def test_tiny_temperatures_equal_greedy_in_every_dtype(temperature, dtype):
     rows = mx.array(logits(11, rows=4, scale=30.0)).astype(dtype)
     rows[:, 7] = 200
-    greedy = sample(rows, [Draw(options(), 0)] * 4).read()
+    greedy = sample(rows, [draw()] * 4).read()
     assert greedy == [7] * 4
-    assert sample(rows, [Draw(options(temperature=temperature), 0)] * 4).read() == greedy
+    assert sample(rows, [draw(temperature=temperature)] * 4).read() == greedy
 
 
 def test_a_row_draws_the_same_whatever_stands_beside_it():
     rows = mx.array(logits(5, rows=6))
     draws = [
-        Draw(options(temperature=0.8, seed=seed, top_p=p, top_k=k), step)
+        draw(step, temperature=0.8, seed=seed, top_p=p, top_k=k)
         for seed, p, k, step in [(1, 0, 0, 0), (1, 0.9, 0, 0), (2, 0, 5, 3), (1, 0, 0, 9), (7, 0.5, 3, 1), (0, 0, 0, 0)]
     ]
-    draws[3] = Draw(options(), 9)
+    draws[3] = draw(9)
     together = sample(rows, draws).read()
-    alone = [sample(rows[index : index + 1], [draw]).read()[0] for index, draw in enumerate(draws)]
+    alone = [sample(rows[index : index + 1], [one]).read()[0] for index, one in enumerate(draws)]
     assert together == alone
 
 
 def test_the_draw_is_the_categorical_draw_of_the_step_key():
     rows = mx.array(logits(9))
     wanted = mx.random.categorical(log_softmax(rows)[0] / 0.7, key=step_key(123, 4)).item()
-    assert sample(rows, [Draw(options(temperature=0.7, seed=123), 4)]).read()[0] == wanted
+    assert sample(rows, [draw(4, temperature=0.7, seed=123)]).read()[0] == wanted
 
 
 def test_draws_follow_the_distribution():
     rows = mx.array([[0.0, math.log(2), math.log(5)]])
     counts = np.zeros(3)
     for step in range(1600):
-        counts[sample(rows, [Draw(options(temperature=1.0), step)]).read()[0]] += 1
+        counts[sample(rows, [draw(step, temperature=1.0)]).read()[0]] += 1
     expected = np.array([1, 2, 5]) / 8 * 1600
     assert ((counts - expected) ** 2 / expected).sum() < 13.8, counts
 
@@ -120,7 +103,7 @@ def test_greedy_takes_the_first_of_scores_that_rounding_ties(seed, base, spread)
     near = np.float32(base) + generator.integers(-spread, 1, size=(2, 5000)).astype(np.float32) * np.float32(2.0**-23)
     rows = mx.array(near)
     wanted = mx.argmax(log_softmax(rows), axis=-1).tolist()
-    assert sample(rows, [Draw(options(), 0)] * 2).read() == wanted
+    assert sample(rows, [draw()] * 2).read() == wanted
 
 
 @pytest.mark.parametrize("temperature", [1e38, 3.5e38, 1e39, 1e308])
@@ -130,7 +113,7 @@ def test_greedy_takes_the_first_of_scores_that_rounding_ties(seed, base, spread)
 def test_no_temperature_brings_filtered_tokens_back(temperature, filtered):
     row = mx.full((1, VOCAB), -5.0)
     row[:, 20:22] = 5.0
-    draws = [Draw(options(temperature=temperature, **filtered), step) for step in range(30)]
+    draws = [draw(step, temperature=temperature, **filtered) for step in range(30)]
     found = sample(mx.repeat(row, 30, axis=0), draws).read()
     assert set(found) <= {20, 21}
     if "top_p" not in filtered:
@@ -160,6 +143,6 @@ def test_a_row_whose_logits_are_not_finite_has_no_token_and_its_neighbours_have_
             row[:, place] = value
             bad.append(row)
     rows = mx.concatenate([sound[:1], *bad, masked, sound[1:]], axis=0)
-    draws = [Draw(options(**change), 3)] * rows.shape[0]
+    draws = [draw(3, **change)] * rows.shape[0]
     wanted = [sample(sound[row : row + 1], draws[:1], composed=composed).read()[0] for row in (0, 1)]
     assert sample(rows, draws, composed=composed).read() == [wanted[0], *[None] * len(bad), 0, wanted[1]]

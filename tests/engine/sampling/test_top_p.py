@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.contracts.options import ResolvedOptions
 from engine.sampling.filters import top_p
-from engine.sampling.sampler import Draw, log_softmax, sample
+from engine.sampling.sampler import log_softmax, sample
+from tests.engine.sampling.resolved import draw
 
 TAILS = (0.05, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999, 1 - 1e-9)
 
@@ -92,21 +92,8 @@ def test_any_row_keeps_what_the_rule_keeps(seed, size, probability, levels):
 
 def test_a_row_draws_the_same_alone_and_in_company():
     rows = mx.stack([normal(seed, 3000, 2, mx.bfloat16) for seed in range(6)])
-    options = ResolvedOptions(
-        max_tokens=8,
-        eos_token_ids=(),
-        stop_sequences=(),
-        prefill_chunk_size=8,
-        temperature=0.9,
-        top_p=0.7,
-        top_k=0,
-        min_p=0.0,
-        min_tokens_to_keep=1,
-        seed=5,
-        seed_was_explicit=True,
-    )
-    draws = [Draw(options, step) for step in range(6)]
-    alone = [sample(rows[index : index + 1], [draw]).read()[0] for index, draw in enumerate(draws)]
+    draws = [draw(step, temperature=0.9, top_p=0.7, seed=5) for step in range(6)]
+    alone = [sample(rows[index : index + 1], [one]).read()[0] for index, one in enumerate(draws)]
     assert sample(rows, draws).read() == alone
     for index, token in enumerate(alone):
         assert token in kept(log_softmax(rows[index]), 0.7)

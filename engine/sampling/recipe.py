@@ -1,0 +1,88 @@
+"""What one row's options ask of the sampler, prepared once so that a step does little. Touches no array of the device.
+
+A `Recipe` belongs to a row for its life; a `Draw` is one token to be chosen by it. Numbers that float32 cannot hold are
+brought to the nearest that it can, so that no finite option makes a score infinite or NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.contracts.options import ResolvedOptions
+
+MIN_TEMPERATURE = 1e-5
+"""Below this, dividing log-probabilities would overflow 16-bit numbers; the choice equals greedy."""
+
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Penalty:
+    """One penalty and the number of newest tokens that it sees."""
+
+    value: float
+    window_tokens: int
+
+
+class Recipe:
+    """One row's options, in the form that steps use. What is off is None, or empty."""
+
+    __slots__ = ("bias_ids", "bias_values", "frequency", "options", "presence", "repetition", "temperature")
+
+    def __init__(self, options: ResolvedOptions) -> None:
+        self.options = options
+        self.temperature = min(options.temperature, LARGEST)
+        self.bias_ids = np.array([token for token, _ in options.logit_bias], dtype=np.int32)
+        biases = np.array([bias for _, bias in options.logit_bias], dtype=np.float64)
+        self.bias_values = np.clip(biases, -LARGEST, LARGEST).astype(np.float32)
+        self.repetition = _penalty(
+            max(options.repetition_penalty, SMALLEST), options.repetition_context_size, neutral=1.0
+        )
+        self.presence = _penalty(options.presence_penalty, options.presence_context_size, neutral=0.0)
+        self.frequency = _penalty(options.frequency_penalty, options.frequency_context_size, neutral=0.0)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is the most likely token."""
+        return self.options.temperature < MIN_TEMPERATURE
+
+    @property
+    def processes(self) -> bool:
+        """Whether some processor is on."""
+        return bool(len(self.bias_ids) or self.history_tokens)
+
+    @property
+    def history_tokens(self) -> int:
+        """How many of the newest tokens some penalty sees."""
+        penalties = (self.repetition, self.presence, self.frequency)
+        return max((penalty.window_tokens for penalty in penalties if penalty is not None), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be chosen.
+
+    Attributes:
+        recipe: by what rules.
+        step: completion index of the token.
+        history: the newest tokens before it that the host knows, oldest first; `recipe.history_tokens` are enough.
+        unread: the place, among tokens that only the device knows, of the one that follows `history`.
+    """
+
+    recipe: Recipe
+    step: int
+    history: Sequence[int] = field(default=())
+    unread: int | None = None
+
+
+def _penalty(value: float, window_tokens: int, *, neutral: float) -> Penalty | None:
+    if value == neutral or not window_tokens:
+        return None
+    return Penalty(float(np.clip(value, -LARGEST, LARGEST)), window_tokens)
