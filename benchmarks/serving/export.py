@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.execution.resident import EngineSettings, open_text_model
+from engine.execution.resident import EngineSettings, find_files
+from engine.execution.text_model import open_text_model
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
 
@@ -24,19 +25,19 @@ NEVER_DRAWN = "<reponame>"
 
 def main(model: str, folder: Path, state: Path) -> None:
     """Write `folder`, whole or not at all."""
-    text = open_text_model(EngineSettings(model=model, state_dir=state))
+    files = find_files(EngineSettings(model=model, state_dir=state))
     half_done = folder.with_suffix(".part")
     shutil.rmtree(half_done, ignore_errors=True)
     half_done.mkdir(parents=True)
-    pipeline = text.tokenizer._pipeline  # noqa: SLF001 - the tokenizer has no other way out to a file
+    pipeline = open_text_model(files.artifact).tokenizer._pipeline  # noqa: SLF001 - the tokenizer has no other way out to a file
     pipeline.save(str(half_done / "tokenizer.json"))
     end_token_id = pipeline.token_to_id(NEVER_DRAWN)
     if end_token_id is None:
         raise SystemExit(f"the model has no token {NEVER_DRAWN} to stand for an end that never comes")
-    _write(half_done / "config.json", config_of(text.artifact, end_token_id))
-    _write(half_done / "tokenizer_config.json", tokenizer_config_of(text.artifact))
+    _write(half_done / "config.json", config_of(files.artifact, end_token_id))
+    _write(half_done / "tokenizer_config.json", tokenizer_config_of(files.artifact))
     prepare_runtime(RuntimeSettings(cache_directory=state / "cache"))
-    save_weights(text.artifact, half_done / "model.safetensors")
+    save_weights(files.artifact, half_done / "model.safetensors")
     half_done.rename(folder)
 
 

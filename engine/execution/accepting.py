@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.prefix import PrefixUse
     from engine.contracts.prompt import Prompt
-    from engine.execution.resident import Resident, TextModel
+    from engine.execution.resident import Resident
+    from engine.execution.text_model import TextModel
 
 FRESH_SEED_BITS = 32
 ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})

@@ -24,7 +24,7 @@ from engine.contracts.results import FinishReason
 from engine.execution.accepting import Acceptance, accept
 from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
-from engine.execution.resident import Resident, load_on_engine_thread, open_text_model
+from engine.execution.resident import Resident, find_files, load_on_engine_thread, open_text
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread
 
@@ -131,13 +131,14 @@ class Engine:
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[Resident] = loop.create_future()
         dispatcher = Dispatcher(loop)
-        text_model = self._text_work.submit(open_text_model, self._settings)
+        files = self._text_work.submit(find_files, self._settings)
+        text = self._text_work.submit(open_text, files)
 
         def report(resident: Resident) -> None:
             dispatcher.call(_resolve, loaded, resident)
 
         self._thread = EngineThread(
-            load=lambda: load_on_engine_thread(self._settings, text_model, report, lambda: self._stopping),
+            load=lambda: load_on_engine_thread(self._settings, files, text, report, lambda: self._stopping),
             dispatcher=dispatcher,
             on_end=self._on_end,
             max_queue=self._settings.max_queue,

@@ -19,7 +19,6 @@ from engine.contracts.composition import Composition
 from engine.contracts.errors import CorruptArtifactError
 from engine.contracts.model import ModelInfo
 from engine.execution.prefixes import PrefixKeeper
-from engine.execution.resident import refuse_when_stopping
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.artifacts.artifact import Artifact
-    from engine.execution.resident import EngineSettings, TextModel
+    from engine.execution.resident import EngineSettings, ModelFiles
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.runtime.policy import LayoutPolicy
     from engine.runtime.prepare import Runtime
@@ -54,29 +53,30 @@ class LoadedModel:
 
 
 def load_model(
-    text: TextModel,
+    files: ModelFiles,
     runtime: Runtime,
     settings: EngineSettings,
+    *,
     fingerprint: Callable[[], str],
-    is_stopping: Callable[[], bool],
+    has_chat_template: Callable[[], bool],
+    before_each: Callable[[], None],
     started_at: float,
 ) -> LoadedModel:
-    """Build, bind and warm the graph of `text.artifact`; `is_stopping` is asked before each product.
+    """Build, bind and warm the graph of `files.artifact`; `before_each` product may raise to end the load.
 
     Raises:
         ArtifactError: weights are missing, damaged or left over.
         CorruptArtifactError: they are not finite numbers.
         GraphContractError: the graph does not keep its promises.
-        UnavailableError: `is_stopping` said so.
     """
-    artifact = text.artifact
+    artifact = files.artifact
     layout = runtime.layout(_weights_facts(artifact))
     composition = _composition(runtime, layout, settings)
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
     reader = WeightReader(
         store,
         layout,
-        before_each=lambda: refuse_when_stopping(is_stopping),
+        before_each=before_each,
         unpack_kernel=runtime.unpack_kernel,
     )
     try:
@@ -87,7 +87,7 @@ def load_model(
     if not exercise(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
-        name=text.name,
+        name=files.name,
         fingerprint=fingerprint(),
         model_type=artifact.config.model_type,
         descriptor=binding.descriptor,
@@ -101,7 +101,7 @@ def load_model(
         weights_bytes=binding.weights_bytes,
         parameters=artifact.parameters,
         stored_quantization=artifact.stored_quantization,
-        has_chat_template=text.template is not None,
+        has_chat_template=has_chat_template(),
         load_seconds=time.perf_counter() - started_at,
     )
     limits = _limits(binding, layout, runtime, settings)

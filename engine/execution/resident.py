@@ -1,7 +1,7 @@
 """A resident model as the front door sees it, and the two halves of bringing it in.
 
-The text half (files, tokenizer, template) is opened beside the loop while the engine thread prepares the runtime;
-the tensor half is loaded on the engine thread alone.
+Files are found and opened beside the loop while the engine thread prepares the runtime; then the text half (tokenizer,
+template) is opened while the engine thread alone reads the tensors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING
 
 from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
-from engine.artifacts.chat_template import chat_template_from_gguf, encode_chat, open_chat_template
 from engine.artifacts.identity import weights_fingerprint
-from engine.artifacts.tokenizer_files import open_tokenizer
-from engine.artifacts.tokenizer_gguf import tokenizer_from_gguf
 from engine.contracts.errors import MissingArtifactError, UnavailableError
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
@@ -29,13 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.artifacts.artifact import Artifact
-    from engine.artifacts.chat_template import ChatTemplate
     from engine.artifacts.pulling import PullProgress
-    from engine.artifacts.tokenizer import Tokenizer
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
-    from engine.contracts.prompt import ChatPrompt
     from engine.execution.batch import Stepper
+    from engine.execution.text_model import TextModel
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +61,11 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextModel:
-    """Everything of a model that deals in text, and the files that the rest is loaded from."""
+class ModelFiles:
+    """A model on this machine: its name, and its files, opened and checked against each other."""
 
     name: str
     artifact: Artifact
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-
-    def encode_chat(self, chat: ChatPrompt) -> tuple[str, list[int]]:
-        """The text and the ids that a conversation becomes.
-
-        Raises:
-            ChatTemplateError: the model has no template, or its template refuses the conversation.
-        """
-        return encode_chat(self.template, self.tokenizer, chat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +79,30 @@ class Resident:
     prefix_bytes: int
 
 
-def open_text_model(settings: EngineSettings) -> TextModel:
-    """Find the model's files (fetching them if they are not on this machine) and open all but its tensors.
+def find_files(settings: EngineSettings) -> ModelFiles:
+    """Find the model's files, fetching them if they are not on this machine, and open them; no tensor is read.
 
     Raises:
         EngineError: there is no such model, or its files cannot be used.
     """
     location = _locate(settings.model)
-    artifact = open_artifact(location.path)
-    vocab_size = artifact.config.vocab_size
-    if artifact.kind == "gguf":
-        tokenizer = tokenizer_from_gguf(artifact.metadata, file=artifact.path.name, model_vocab_size=vocab_size)
-        template = chat_template_from_gguf(artifact.metadata, tokenizer)
-    else:
-        tokenizer = open_tokenizer(artifact.path, model_vocab_size=vocab_size)
-        template = open_chat_template(artifact.path, tokenizer)
-    return TextModel(name=location.name, artifact=artifact, tokenizer=tokenizer, template=template)
+    return ModelFiles(name=location.name, artifact=open_artifact(location.path))
+
+
+def open_text(files: Future[ModelFiles]) -> TextModel:
+    """The text half of `files`, once they are found.
+
+    Raises:
+        EngineError: they were not found, or their text half cannot be used.
+    """
+    text_model = importlib.import_module("engine.execution.text_model")  # imported beside the reading of weights
+    opened: TextModel = text_model.open_text_model(files.result().artifact)
+    return opened
 
 
 def load_on_engine_thread(
     settings: EngineSettings,
+    files: Future[ModelFiles],
     text: Future[TextModel],
     report: Callable[[Resident], None],
     is_stopping: Callable[[], bool],
@@ -135,17 +124,25 @@ def load_on_engine_thread(
         )
     )
     loading = importlib.import_module("engine.execution.loading")  # imports mlx, which the runtime has made ready
-    text_model = text.result()
+    model_files = files.result()
     with ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash") as pool:
         fingerprint = pool.submit(
-            weights_fingerprint, text_model.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
+            weights_fingerprint, model_files.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
         )
-        loaded = loading.load_model(text_model, runtime, settings, fingerprint.result, is_stopping, started_at)
+        loaded = loading.load_model(
+            model_files,
+            runtime,
+            settings,
+            fingerprint=fingerprint.result,
+            has_chat_template=lambda: text.result().template is not None,
+            before_each=lambda: _go_on(is_stopping, text),
+            started_at=started_at,
+        )
     stepper: Stepper = loaded.stepper
     report(
         Resident(
             info=loaded.info,
-            text=text_model,
+            text=text.result(),
             prefill_policy=loaded.binding.prefill_policy,
             state_bytes=stepper.limits.state_bytes,
             prefix_bytes=stepper.prefixes.capacity_bytes,
@@ -154,10 +151,12 @@ def load_on_engine_thread(
     return stepper
 
 
-def refuse_when_stopping(is_stopping: Callable[[], bool]) -> None:
-    """Raise `UnavailableError` once the engine is asked to stop."""
+def _go_on(is_stopping: Callable[[], bool], text: Future[TextModel]) -> None:
+    """Raise when nobody wants the tensors any more: the engine is asked to stop, or the text half has failed."""
     if is_stopping():
         raise UnavailableError("stopped", "the engine was stopped while its model was loading")
+    if text.done():
+        text.result()
 
 
 def _locate(reference: str) -> catalogue.ModelLocation:

@@ -141,6 +141,16 @@ async def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(tmp
     await engine.stop()
 
 
+async def test_a_tokenizer_that_cannot_be_used_fails_the_start_with_its_reason(tmp_path):
+    tiny_model.write(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text("{")
+    engine = Engine(settings(tmp_path / "model", tmp_path))
+    with pytest.raises(ArtifactError, match=r"tokenizer\.json"):
+        await engine.start()
+    assert engine.state is EngineState.FAILED
+    await engine.stop()
+
+
 async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, monkeypatch):
     real, faults = stepper.dispatch_packed_step, [RuntimeError("a secret detail")] * 2
 

@@ -5,14 +5,15 @@ import json
 import pytest
 
 from engine.contracts.errors import InvalidRequestError
-from engine.execution.resident import EngineSettings, open_text_model
+from engine.execution.resident import EngineSettings, find_files
+from engine.execution.text_model import open_text_model
 from tests.engine import tiny_model
 from tests.engine.artifacts.tiny_files import write_gguf
 from tests.engine.artifacts.tiny_tokenizers import byte_level_metadata, byte_level_pipeline
 
 
 def text_model(path, tmp_path):
-    return open_text_model(EngineSettings(model=str(path), state_dir=tmp_path / "state"))
+    return open_text_model(find_files(EngineSettings(model=str(path), state_dir=tmp_path / "state")).artifact)
 
 
 def test_a_token_past_the_embeddings_is_logged_at_load_and_refused_in_text(tmp_path, caplog):
