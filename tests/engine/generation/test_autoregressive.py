@@ -183,6 +183,22 @@ def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
     assert pool.nbytes == 0
 
 
+def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it():
+    graph = NearTies(plain=7)
+    made = row(KvPool(1).make_caches(), [1, 2])
+    while made.next_index == 0:
+        committed([made], run_packed_step(graph, [made]), {})
+    first = dispatch_packed_step(graph, [made])
+    second = dispatch_packed_step(graph, [made], first)
+    committed([made], first.read(), {})
+    assert (made.state_tokens, [cache.offset for cache in made.caches]) == ((1, 2, 0), [4])
+    second.read()
+    assert (made.state_tokens, [cache.offset for cache in made.caches]) == ((1, 2, 0), [3])
+    assert made.position == 3
+    committed([made], run_packed_step(graph, [made]), {})
+    assert (made.state_tokens, [cache.offset for cache in made.caches]) == ((1, 2, 0, 0), [4])
+
+
 BAD_TOKEN = 90
 
 

@@ -1,0 +1,151 @@
+"""Rows of one graph driven by a batch without threads, with every logit of every row noted down."""
+
+import dataclasses
+import itertools
+import time
+
+import mlx.core as mx
+
+from engine.contracts.cancellation import AbortController, AbortReason
+from engine.contracts.events import GenerationFinished, GenerationStarted
+from engine.contracts.options import ResolvedOptions
+from engine.contracts.prefix import PrefixUse
+from engine.execution.batch import Batch, Job
+from engine.execution.prefixes import PrefixKeeper
+from engine.execution.scheduler import Limits
+from engine.execution.stepper import PackedStepper
+from engine.generation.row import Row
+from engine.generation.scopes import WiredScope
+from engine.state.prefix_store import PrefixStore
+
+CHUNK = 32
+
+
+class NoText:
+    """Text is not the subject."""
+
+    matched_stop = None
+
+    def push(self, token):
+        return type("Pushed", (), {"token_bytes": b"", "text": "", "matched_stop": None})()
+
+    def finish(self):
+        return ""
+
+
+class NotedGraph:
+    """Passes everything on, and keeps the newest logits."""
+
+    def __init__(self, graph):
+        self._graph = graph
+        self.logits = None
+
+    def __getattr__(self, name):
+        return getattr(self._graph, name)
+
+    def project(self, hidden):
+        self.logits = self._graph.project(hidden)
+        return self.logits
+
+
+class NotingStepper(PackedStepper):
+    """Notes for each row the logits that each of its tokens was drawn from."""
+
+    def __init__(self, binding, limits, prefixes):
+        self.graph = NotedGraph(binding.graph)
+        wired = WiredScope(limit_bytes=0, set_limit=lambda _: 0, synchronize=lambda: None)
+        super().__init__(dataclasses.replace(binding, graph=self.graph), wired, limits, prefixes)
+        self.notes = {}
+        self.steps = 0
+
+    def dispatch(self, rows, after):
+        pending = super().dispatch(rows, after)
+        for row in rows:
+            if pending.place(row) is not None:
+                self.notes.setdefault(row, []).append(self.graph.logits[0, pending.place(row)])
+        return pending
+
+
+class Rows:
+    """A batch over `binding` with a prefix store of its own."""
+
+    def __init__(self, binding, *, exact=False, capacity_bytes=10**8, disk=None):
+        self.store = PrefixStore(capacity_bytes)
+        self.keeper = PrefixKeeper(self.store, binding.cache_builder.restore, *([disk] if disk else []))
+        limits = Limits(max_rows=8, prefill_step_tokens=64, mixed_prefill_tokens=64, state_bytes=10**9)
+        self.stepper = NotingStepper(binding, limits, self.keeper)
+        self.told = []
+        self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)
+        self.use = PrefixUse(namespace="", cut_tokens=CHUNK if exact else 1)
+        self.numbers = itertools.count()
+
+    def submit(self, prompt, *, warm=True, max_tokens=6):
+        options = ResolvedOptions(
+            max_tokens=max_tokens,
+            eos_token_ids=(),
+            stop_sequences=(),
+            prefill_chunk_size=CHUNK,
+            temperature=0.0,
+            top_p=0.0,
+            top_k=0,
+            min_p=0.0,
+            min_tokens_to_keep=1,
+            seed=1,
+            seed_was_explicit=True,
+        )
+        controller = AbortController()
+        row = Row(
+            prompt=prompt,
+            options=options,
+            signal=controller.signal,
+            text=NoText(),
+            tail_split=True,
+            submitted_at=0.0,
+            clock=time.perf_counter,
+            chunk_is_exact=True,
+        )
+        started = dataclasses.replace(_started(), prompt_tokens=len(prompt))
+        job = Job(row=row, mailbox=next(self.numbers), started=started, prefix=self.use if warm else None)
+        self.batch.submit(job)
+        return job, controller
+
+    def finish(self):
+        while len(self.batch):
+            self.batch.advance()
+        self.batch.settle()
+
+    def rounds(self, count):
+        for _ in range(count):
+            self.batch.advance()
+
+    def answer(self, prompt, **wishes):
+        """Logits [n, V] of one row that runs to its end, and the tokens that it began with."""
+        job, _ = self.submit(prompt, **wishes)
+        self.finish()
+        return self.logits(job), job.row.cached_tokens
+
+    def logits(self, job):
+        return mx.stack(self.stepper.notes[job.row][: job.row.options.max_tokens])
+
+    def cancel_after(self, prompt, rounds, **wishes):
+        job, controller = self.submit(prompt, **wishes)
+        self.rounds(rounds)
+        controller.abort(AbortReason.REQUESTED)
+        self.finish()
+        return job
+
+    def ends(self):
+        return [event for _, event in self.told if isinstance(event, GenerationFinished)]
+
+
+def _started():
+    return GenerationStarted(
+        generation_id="",
+        request_id="",
+        model="",
+        weights_fingerprint="",
+        descriptor=None,
+        execution=None,
+        options=None,
+        prompt_tokens=0,
+    )
