@@ -164,6 +164,17 @@ class GraphDeclaration:
     speculation: SpeculationCapability = field(default_factory=SpeculationCapability)
 
 
+class ExpertRuntime(Protocol):
+    """What a graph that keeps accounts of its experts' use offers, such as one that does not hold all of them."""
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes that resident experts will hold; 0 when unknown."""
+
+    def finish_usage(self) -> None:
+        """Write the accounts down. Called on the engine thread whenever a generation has ended, on any path."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
     """One row's stretch of a packed step: `length` tokens, appended at the end of that row's caches."""
@@ -202,6 +213,10 @@ class TokenGraph(DeclaredGraph, Protocol):
     @property
     def weights_bytes(self) -> int:
         """Bytes that the resident weights hold."""
+
+    @property
+    def experts(self) -> ExpertRuntime | None:
+        """The accounts of its experts' use; None for a graph that keeps none, such as one that holds every expert."""
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T] uint32; appends to each cache."""

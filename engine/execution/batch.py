@@ -62,6 +62,9 @@ class Stepper(Protocol):
     def dispatch(self, rows: Sequence[Row], after: Pending | None) -> Pending:
         """Start a step that advances `rows` by one unit each; those also in `after` must be allowed to follow it."""
 
+    def ended(self) -> None:
+        """A generation has ended, on whatever path; never raises."""
+
     def probe(self) -> None:
         """Run a small generation of its own; raises when the device no longer works."""
 
@@ -168,6 +171,7 @@ class Batch:
         """Let go of every row's state."""
         for job in self._jobs:
             job.row.close()
+            self._stepper.ended()
 
     def _drop_aborted(self) -> Told:
         told: Told = []
@@ -311,6 +315,7 @@ class Batch:
             self._prefixes.keep(job.row, job.prefix, self._room_bytes)
         self._prefixes.forget(job.row)
         job.row.close()
+        self._stepper.ended()
 
 
 def _started(job: Job) -> GenerationStarted:

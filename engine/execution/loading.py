@@ -159,7 +159,7 @@ def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSetting
 def _wired_scope(binding: MlxAutoregressiveBinding) -> WiredScope:
     wired = needs_wired_limit(
         weights_bytes=binding.weights_bytes,
-        planned_expert_bytes=0,
+        planned_expert_bytes=0 if binding.experts is None else binding.experts.planned_bytes,
         working_set_bytes=int(mx.device_info().get("max_recommended_working_set_size", 0)),
     )
     return WiredScope(

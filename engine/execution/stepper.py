@@ -5,6 +5,7 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.generation.row import Row
     from engine.generation.scopes import WiredScope
+
+logger = logging.getLogger(__name__)
 
 STEPS_BETWEEN_CLEARING = 256
 TRIAL_TOKENS = (3, 1)
@@ -52,6 +55,15 @@ class PackedStepper:
         if self._steps % STEPS_BETWEEN_CLEARING == 0:
             mx.clear_cache()
         return pending
+
+    def ended(self) -> None:
+        """A generation has ended: finish the accounts of its experts. What fails there ends nobody else."""
+        if self._binding.experts is None:
+            return
+        try:
+            self._binding.experts.finish_usage()
+        except Exception:
+            logger.exception("the accounts of experts' use could not be written")
 
     def probe(self) -> None:
         """Run a few tokens on fresh state; raises when the device no longer works."""

@@ -1,4 +1,4 @@
-"""Scopes around work on a graph: adapters in use, expert usage accounts, wired memory.
+"""Scopes around work on a graph: adapters in use, wired memory.
 
 Each restores what it changed on every exit. Wired memory is held by the engine from first work to idle, not per row.
 Source: reference, autoregressive §8; denoising-and-models §7.
@@ -22,17 +22,6 @@ class AdapterState(Protocol):
     active: list[str]
 
 
-class ExpertRuntime(Protocol):
-    """Accounts of which experts were used; flushed when a generation ends."""
-
-    @property
-    def planned_bytes(self) -> int:
-        """Bytes that resident experts will hold; 0 when unknown."""
-
-    def finish_usage(self) -> None:
-        """Write the accounts of a generation that has ended, on any path."""
-
-
 @contextmanager
 def adapter_scope(state: AdapterState, adapters: Sequence[str]) -> Iterator[None]:
     """Apply `adapters` (ordered ids) inside, and restore the previous ones on any exit."""
@@ -42,16 +31,6 @@ def adapter_scope(state: AdapterState, adapters: Sequence[str]) -> Iterator[None
         yield
     finally:
         state.active = previous
-
-
-@contextmanager
-def usage_scope(experts: ExpertRuntime | None) -> Iterator[None]:
-    """Finish the usage accounts of `experts` on any exit; without experts there is nothing to do."""
-    try:
-        yield
-    finally:
-        if experts is not None:
-            experts.finish_usage()
 
 
 def needs_wired_limit(

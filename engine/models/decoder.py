@@ -123,6 +123,11 @@ class DecoderGraph:
         """Bytes that the resident weights hold."""
         return self._weights_bytes
 
+    @property
+    def experts(self) -> None:
+        """No accounts: all experts are resident, and nothing is decided by their use."""
+        return None
+
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
         scaling = self._config.scaling

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from engine.contracts.cache import Cache
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment, TokenGraph
+    from engine.contracts.graph import ExpertRuntime, GraphDeclaration, GraphGeometry, PackedSegment, TokenGraph
     from engine.contracts.prefill import PrefillPolicy
 
 
@@ -44,6 +44,7 @@ class MlxAutoregressiveBinding:
     eos_token_ids: tuple[int, ...]
     weights_bytes: int
     cache_builder: CacheBuilder
+    experts: ExpertRuntime | None
 
     def make_cache(self) -> list[Cache]:
         """Fresh state for one row, as the composition says."""
@@ -85,6 +86,7 @@ def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding
         eos_token_ids=graph.eos_token_ids,
         weights_bytes=graph.weights_bytes,
         cache_builder=CacheBuilder(graph.geometry, composition),
+        experts=graph.experts,
     )
     assert_mlx_autoregressive_binding(binding)
     return binding

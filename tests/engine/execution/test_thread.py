@@ -144,6 +144,7 @@ class FakeStepper:
         self.gated = False
         self.faults = 0
         self.closed = False
+        self.ended_generations = 0
         self.rests = 0
         self.steps = 0
 
@@ -170,6 +171,9 @@ class FakeStepper:
         if len(rows) > self.most_together:
             raise RuntimeError("not enough memory for so many")
 
+    def ended(self):
+        self.ended_generations += 1
+
     def probe(self):
         if self.dead:
             raise RuntimeError("the device is gone")
@@ -188,6 +192,7 @@ class Harness:
     def __init__(self, *, max_queue=4, load=None):
         self.stepper = FakeStepper()
         self.ends = []
+        self.submitted = 0
         self.thread = EngineThread(
             load=load or (lambda: self.stepper),
             dispatcher=Dispatcher(asyncio.get_running_loop()),
@@ -200,6 +205,7 @@ class Harness:
         controller, mailbox = AbortController(), Mailbox(on_finished=lambda: None)
         job = Job(row=FakeRow(controller.signal, **row), mailbox=mailbox, started=STARTED)
         self.thread.submit(job)
+        self.submitted += 1
         return job, controller
 
     async def stop(self):
@@ -215,6 +221,8 @@ async def harness():
     harness.thread.start()
     yield harness
     await harness.stop()
+    # Whatever the test was about, each generation's accounts were finished, once.
+    assert harness.stepper.ended_generations == harness.submitted
 
 
 async def end_of(job):

@@ -2,22 +2,12 @@
 
 import pytest
 
-from engine.generation.scopes import WiredScope, adapter_scope, needs_wired_limit, usage_scope
+from engine.generation.scopes import WiredScope, adapter_scope, needs_wired_limit
 
 
 class Adapters:
     def __init__(self):
         self.active = ["base"]
-
-
-class Experts:
-    planned_bytes = 0
-
-    def __init__(self):
-        self.finished = 0
-
-    def finish_usage(self):
-        self.finished += 1
 
 
 def test_adapters_are_swapped_inside_and_restored_after_a_fault():
@@ -26,17 +16,6 @@ def test_adapters_are_swapped_inside_and_restored_after_a_fault():
         assert adapters.active == ["a", "b"]
         raise RuntimeError("a fault")
     assert adapters.active == ["base"]
-
-
-def test_usage_is_finished_once_on_success_and_on_a_fault():
-    experts = Experts()
-    with usage_scope(experts):
-        assert experts.finished == 0
-    with pytest.raises(RuntimeError), usage_scope(experts):
-        raise RuntimeError("a fault")
-    assert experts.finished == 2
-    with usage_scope(None):
-        pass
 
 
 @pytest.mark.parametrize(

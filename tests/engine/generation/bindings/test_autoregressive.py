@@ -17,6 +17,7 @@ class FakeGraph:
     model_type = "llama"
     eos_token_ids = (2,)
     weights_bytes = 123
+    experts = None
 
     def __init__(self, declaration=None, composition=None):
         self.graph_capabilities = declaration or GraphDeclaration()
