@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,43 +20,19 @@ COMMAND_NAME: Final = "mlx-stream"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Ranges are the server's to check: it knows the model, and names the field. Here stands what no message can carry.
 _CONNECTION_FLAGS = (
     click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
     click.option("--model", default="", help="Name of the model. Default: the served one."),
     click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
                  default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Longest time for one answer."),
 )  # fmt: skip
-_OPTION_FLAGS = (
-    click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens to generate. Default 512."),
-    click.option("--temperature", type=float, help="0 always takes the likeliest token. Default: the model's, else 0."),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability mass."),
-    click.option("--top-k", type=click.IntRange(min=0), help="Keep this many of the likeliest tokens."),
-    click.option("--min-p", type=float, help="Keep tokens at least this probable relative to the likeliest."),
-    click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Makes sampling repeatable."),
-    click.option("--stop", "stop_sequences", multiple=True, metavar="TEXT", help="End before this text; repeatable."),
-)
 
 
 def connection_flags(command: Command) -> Command:
     """Add the flags that say whom to ask, and for how long."""
-    return _with_flags(command, _CONNECTION_FLAGS)
-
-
-def option_flags(command: Command) -> Command:
-    """Add the flags that become options of the generation."""
-    return _with_flags(command, _OPTION_FLAGS)
-
-
-def _with_flags(command: Command, flags: tuple[Callable[[Command], Command], ...]) -> Command:
-    for flag in reversed(flags):
+    for flag in reversed(_CONNECTION_FLAGS):
         command = flag(command)
     return command
-
-
-def set_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given."""
-    return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 class Failure(click.ClickException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -10,7 +11,9 @@ from rich.console import Console
 
 from mlxstream import Client
 from mlxstream.requests import Prompt
-from service.cli.asking import EXIT_INTERRUPTED, connected, connection_flags, option_flags, set_options
+from service.cli.asking import EXIT_INTERRUPTED, connected, connection_flags
+from service.cli.option_flags import option_flags, set_options
+from service.cli.probabilities import probability_table
 from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
 
 
@@ -20,6 +23,9 @@ from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
               "Default: chat where the model has a template.")  # fmt: skip
 @click.option("--system", help="What the model is told before the prompt; implies --chat.")
 @click.option("--json", "as_json", is_flag=True, help="Write every event as one line of JSON.")
+@click.option("--logprobs", is_flag=True, help="Show how probable each token was.")
+@click.option("--top-logprobs", type=click.IntRange(min=1), metavar="COUNT",
+              help="Show that many of the most likely tokens at each place; implies --logprobs.")  # fmt: skip
 @option_flags
 @connection_flags
 def generate(
@@ -27,6 +33,8 @@ def generate(
     chat: bool | None,
     system: str | None,
     as_json: bool,
+    logprobs: bool,
+    top_logprobs: int | None,
     target: str,
     model: str,
     timeout_seconds: float,
@@ -42,11 +50,23 @@ def generate(
     text = _read_prompt(prompt)
     with connected(target, timeout_seconds) as client:
         asked = _prompt(client, text, chat=True if system is not None else chat, system=system, model=model)
-        stream = client.stream(asked, model=model, delivery=PROGRESS_DELIVERY, **set_options(options))
+        logprobs = logprobs or top_logprobs is not None
+        wanted = set_options({**options, "logprobs": logprobs, "top_logprobs": top_logprobs})
+        delivery = {**PROGRESS_DELIVERY, "include_token_bytes": logprobs}
+        stream = client.stream(asked, model=model, delivery=delivery, **wanted)
         if as_json:
-            show_as_json(stream, sys.stdout)
-        elif Terminal(sys.stdout, Console(stderr=True)).show(stream).interrupted:
+            return show_as_json(stream, sys.stdout)
+        console = Console(stderr=True)
+        answer = Terminal(sys.stdout, console).show(stream)
+        if logprobs:
+            console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
+        if answer.interrupted:
             raise SystemExit(EXIT_INTERRUPTED)
+        return None
+
+
+def _token_text(client: Client, model: str, token: int) -> str:
+    return client.detokenize([token], model=model, skip_special_tokens=False)
 
 
 def _read_prompt(prompt: str | None) -> str:

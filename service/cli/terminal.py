@@ -18,6 +18,7 @@ from rich.console import Console
 
 from mlxstream import FinishReason, TextStream
 from mlxstream.v1.event_pb2 import Heartbeat
+from mlxstream.v1.result_pb2 import GeneratedToken
 from service.cli.progress import ProgressLine
 
 # How often the server reports on a prompt that is still being read.
@@ -29,9 +30,10 @@ _HARMLESS_FORMAT = {"\u200c", "\u200d", "\u00ad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was shown. `interrupted` is True when Ctrl-C ended it."""
+    """What was shown, and the tokens that it is made of. `interrupted` is True when Ctrl-C ended it."""
 
     text: str
+    tokens: tuple[GeneratedToken, ...]
     interrupted: bool
 
 
@@ -46,6 +48,7 @@ class Terminal:
         self._console = console
         self._spaced = spaced
         self._pieces: list[str] = []
+        self._tokens: list[GeneratedToken] = []
         self._prefill = Heartbeat()
 
     def show(self, stream: TextStream) -> Answer:
@@ -54,7 +57,7 @@ class Terminal:
         Raises:
             MlxStreamError: The generation failed; what came before it has been shown.
         """
-        self._pieces, self._prefill = [], Heartbeat()
+        self._pieces, self._tokens, self._prefill = [], [], Heartbeat()
         began, interrupted = time.monotonic(), False
         self._space()
         try:
@@ -66,7 +69,7 @@ class Terminal:
             self._end_line()
         self.note(self._cancellation(stream, time.monotonic() - began) if interrupted else account(stream))
         self._space()
-        return Answer(text="".join(self._pieces), interrupted=interrupted)
+        return Answer(text="".join(self._pieces), tokens=tuple(self._tokens), interrupted=interrupted)
 
     def note(self, text: str) -> None:
         """Say something beside the answer."""
@@ -82,6 +85,7 @@ class Terminal:
                     line.show("reading the prompt", done / max(total, 1), f"{done}/{total} tokens")
                 elif event == "chunk":
                     line.clear()
+                    self._tokens += response.chunk.tokens
                     self._write(response.chunk.text)
 
     def _write(self, text: str) -> None:

@@ -15,8 +15,10 @@ import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
+from mlxstream.v1.event_pb2 import TokenChunk
 from mlxstream.v1.generation_pb2 import GenerateRequest
-from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH
+from mlxstream.v1.options_pb2 import FILL_MODE_ECHO, GenerateOptions
+from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH, GeneratedToken, TokenLogprobs, TopLogprob
 from service.cli.asking import command_as_invoked
 from tests.cli.conftest import Run, interrupt_soon
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
@@ -48,6 +50,89 @@ def test_flags_become_options_and_the_rest_stays_unset(run: Run, server: Threade
     assert not request.options.HasField("top_p")
     assert list(request.options.stop_sequences) == ["a", "b"]
     assert request.model == "tiny"
+
+
+def test_every_flag_of_an_option_reaches_the_field_of_its_name(run: Run, server: ThreadedServer) -> None:
+    help_text = run("generate", "--help").stdout
+    names = set(re.findall(r"--([a-z-]+)", help_text)) & {
+        field.replace("_", "-") for field in GenerateOptions.DESCRIPTOR.fields_by_name
+    }
+    assert len(names) == 18
+    for name in sorted(names - {"logit-bias", "logprobs"}):
+        assert run("generate", "hi", f"--{name}", "1").exit_code == 0
+        field, value = server.scripted.generations.requests[-1].options.ListFields()[-1]
+        assert (field.name, value) == (name.replace("-", "_"), 1)
+
+
+def test_a_zero_that_was_given_is_sent(run: Run, server: ThreadedServer) -> None:
+    assert run("generate", "hi", "--seed", "0", "--top-k", "0", "--repetition-context-size", "0").exit_code == 0
+    options = server.scripted.generations.requests[0].options
+    assert [field.name for field, _ in options.ListFields()] == ["top_k", "seed", "repetition_context_size"]
+
+
+def test_biases_and_options_without_a_flag_are_sent(run: Run, server: ThreadedServer) -> None:
+    flags = ("--logit-bias", "5=-100", "--logit-bias", "7=1.5", "--option", "curve=[[0,0],[100,80]]")
+    flags += ("--option", "fill=echo", "--option", 'hlg={"eotf": {"lw": 500}}')
+    assert run("generate", "hi", *flags).exit_code == 0
+    options = server.scripted.generations.requests[0].options
+    assert [(one.token, one.bias) for one in options.logit_bias] == [(5, -100), (7, 1.5)]
+    assert [(point.x_percent, point.y_percent) for point in options.curve] == [(0, 0), (100, 80)]
+    assert (options.fill, options.hlg.eotf.lw) == (FILL_MODE_ECHO, 500)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--logit-bias", "5"), "'5' is not ID=VALUE"),
+        (("--logit-bias", "a=1"), "'a=1' is not ID=VALUE"),
+        (("--logit-bias", "-1=1"), "out of range"),
+        (("--option", "curve"), "'curve' is not NAME=VALUE"),
+        (("--option", "tempreature=1"), "did you mean 'temperature'?"),
+        (("--option", "top_k=many"), "top_k"),
+        (("--option", "seed=1", "--seed", "2"), "the option seed was given twice"),
+        (("--seed", "18446744073709551616"), "seed"),
+        (("--top-k", "-1"), "--top-k"),
+    ],
+)
+def test_a_flag_that_no_message_can_carry_is_wrong_usage(run: Run, flags: tuple[str, ...], told: str) -> None:
+    result = run("generate", "hi", *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in " ".join(result.stderr.split())
+
+
+async def with_logprobs(request: GenerateRequest, context: Context) -> None:
+    """Two tokens, of which the second is half a character."""
+    events = Events(context)
+    await events.start()
+    for index, (text_bytes, logprob) in enumerate([(b" hi\n", -0.1), (b"\xe2\x96", -3.0)]):
+        top = [TopLogprob(token=65, logprob=-0.25), TopLogprob(token=100 + index, logprob=logprob)]
+        logprobs = TokenLogprobs(logprob=logprob, top=top[: request.options.top_logprobs])
+        token = GeneratedToken(token=100 + index, index=index, text_bytes=text_bytes, logprobs=logprobs)
+        await events.send(chunk=TokenChunk(text=" hi\n" if index == 0 else "\ufffd", tokens=[token]))
+    await events.finish()
+
+
+def test_probabilities_are_shown_after_the_answer_and_leave_standard_output_alone(
+    run: Run, server: ThreadedServer
+) -> None:
+    server.scripted.generations.behaviour = with_logprobs
+    result = run("generate", "hi", "--logprobs")
+    assert (result.exit_code, result.stdout) == (0, " hi\n\ufffd\n")
+    rows = [line.split() for line in result.stderr.splitlines()[-2:]]
+    assert rows == [['"', 'hi\\n"', "90.5%", "-0.100"], ["bytes", "e2", "96", "5.0%", "-3.000"]]
+    request = server.scripted.generations.requests[0]
+    assert request.delivery.include_token_bytes
+    assert request.options.logprobs
+    assert not request.options.HasField("top_logprobs")
+
+
+def test_candidates_are_shown_with_their_text(run: Run, server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = with_logprobs
+    result = run("generate", "hi", "--top-logprobs", "2")
+    assert result.exit_code == 0
+    assert '"A" 77.9%  " hi\\n" 90.5%' in result.stderr
+    assert '"A" 77.9%  bytes e2 96 5.0%' in result.stderr
+    assert server.scripted.generations.requests[0].options.logprobs
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])

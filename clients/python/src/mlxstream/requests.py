@@ -172,7 +172,7 @@ def _by_position(part: Message, value: Any) -> Message:
     if len(names) == 1 and part.DESCRIPTOR.fields_by_name[names[0]].is_repeated:
         _set(part, names[0], value)
         return part
-    values = value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, tuple | list) else (value,)
     if len(values) > len(names):
         raise TypeError(f"takes {' and '.join(names)}, not {len(values)} values")
     return filled(part, dict(zip(names, values, strict=False)), "field")
