@@ -107,7 +107,7 @@ def _open_folder(folder: Path) -> Artifact:
     if not is_named(folder / huggingface.CONFIG_FILE):
         raise MissingArtifactError(folder.name, _what_is_there_instead(folder))
     document = read_object(folder / huggingface.CONFIG_FILE)
-    tensors = safetensors.read_folder(folder)
+    tensors = huggingface.canonical_tensors(document, safetensors.read_folder(folder))
     config = huggingface.read_config(folder, document, head_is_stored=HEAD_WEIGHT in tensors)
     check_weights(folder.name, config, tensors)
     return Artifact(path=folder, kind="huggingface", config=config, tensors=tensors, text_files=_text_files(folder))

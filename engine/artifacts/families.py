@@ -1,98 +1,174 @@
-"""The families of decoder models, each a record of what differs: names of tensors, norms, biases, defaults of fields.
+"""The families of decoder models, each a record of what differs from llama.
 
-The graph is built from a record, and so are the shapes that weights are checked against, so that no fact is written
-twice. Where a family's own definition and `mlx_lm.models` disagree, the record says so. Reads no file, imports no mlx.
+Where a family's own definition and `mlx_lm.models` disagree, the record says so.
 Source: reference, model families §4.3; each family's configuration class in Hugging Face transformers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from engine.artifacts.family import BlockNorms, Family
 from engine.artifacts.mixtures import MixtureRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Norm = Literal["rms", "rms_plus_one", "layer"]
-HeadNorm = Literal["none", "each", "all"]
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-Sliding = Literal["stated", "throughout", "in_use", "alternating", "pattern", "upper_layers", "unrotated"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockNorms:
-    """The norms around the two parts of a layer, by module name; "" where a family has none.
-
-    x + after_mixer(mixer(before_mixer(x))), and the same around the feed-forward.
-    """
-
-    before_mixer: str = "input_layernorm"
-    after_mixer: str = ""
-    before_feed_forward: str = "post_attention_layernorm"
-    after_feed_forward: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """What sets one family apart; the values here are llama's.
-
-    Attributes:
-        name: the family's own name, that of `ModelConfig.model_type`.
-        defaults: fields that its configuration files may leave out.
-        norm: the kind of all norms; "rms_plus_one" stores gains less one.
-        norms: which norms stand around a layer's parts.
-        query_key_value: the projections whose joined results are queries, keys and values.
-        head_norms: norms of queries and keys: over each head, over all heads of a token, or none.
-        feed_forward: the projections whose joined results are gate and up, or the one inner result where not gated.
-        gated: whether the activated gate multiplies up.
-        down: the projection back.
-        activation: of the gate, or of the inner result.
-        activation_names: what its configuration files may call that.
-        attention_bias, output_bias, mlp_bias: the field that says whether these projections have additive biases,
-            or a fixed answer.
-        norm_eps: the field of the norms' epsilon.
-        sliding: which layers slide where no `layer_types` are stated.
-        embedding_scale: the factor on embeddings where no `embedding_multiplier` is stated: the root of their size,
-            perhaps rounded to bfloat16.
-        prefixes: beginnings of stored tensor names, and what they stand for.
-        dropped: beginnings of stored tensor names that belong to parts which are not served.
-        mixture: how layers hold experts, where they do.
-    """
-
-    name: str
-    defaults: Mapping[str, object] = field(default_factory=dict)
-    norm: Norm = "rms"
-    norms: BlockNorms = BlockNorms()
-    query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    head_norms: HeadNorm = "none"
-    feed_forward: tuple[str, ...] = ("gate_proj", "up_proj")
-    gated: bool = True
-    down: str = "down_proj"
-    activation: Activation = "silu"
-    activation_names: tuple[str, ...] = ("silu", "swish")
-    attention_bias: str | bool = "attention_bias"
-    output_bias: str | bool = "attention_bias"
-    mlp_bias: str | bool = "mlp_bias"
-    norm_eps: str = "rms_norm_eps"
-    sliding: Sliding = "stated"
-    embedding_scale: Literal["one", "root", "root_bfloat16"] = "one"
-    prefixes: Mapping[str, str] = field(default_factory=dict)
-    dropped: tuple[str, ...] = ()
-    mixture: MixtureRecord | None = None
-
-
-_GELU_NAMES: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh")
-_SANDWICH: Final = BlockNorms(
-    after_mixer="post_attention_layernorm",
-    before_feed_forward="pre_feedforward_layernorm",
-    after_feed_forward="post_feedforward_layernorm",
-)
+_GELU_NAMES: Final = ("gelu_pytorch_tanh", "gelu", "gelu_new")
 
 LLAMA: Final = Family(name="llama")
-# Mistral's window holds for all layers in the model's own definition; mlx-lm drops it.
+# Mistral's window holds for all layers in the model's own definition; mlx-lm drops it, here and wherever "throughout",
+# "alternating", "upper_layers" or "unrotated" stands. The results differ for prompts beyond the window alone.
 MISTRAL: Final = replace(LLAMA, sliding="throughout")
+
+SMOLLM3: Final = Family(
+    name="smollm3",
+    defaults={"no_rope_layer_interval": 4, "max_position_embeddings": 32768},
+    sliding="unrotated",
+)
+
+QWEN2: Final = Family(
+    name="qwen2",
+    defaults={"rope_theta": 1e6, "max_position_embeddings": 32768},
+    attention_bias=True,
+    output_bias=False,
+    mlp_bias=False,
+    sliding="upper_layers",
+)
+
+QWEN3: Final = Family(
+    name="qwen3",
+    defaults={"head_dim": 128, "rope_theta": 1e6, "max_position_embeddings": 32768},
+    head_norms="each",
+    mlp_bias=False,
+    sliding="upper_layers",
+)
+
+# The gate is exact, as in mlx-lm, whichever GELU the file names.
+GEMMA: Final = Family(
+    name="gemma",
+    defaults={"head_dim": 256, "max_position_embeddings": 8192},
+    norm="rms_plus_one",
+    activation="gelu",
+    activation_names=_GELU_NAMES,
+    mlp_bias=False,
+    embedding_scale="root",
+)
+
+GEMMA2: Final = replace(
+    GEMMA,
+    name="gemma2",
+    defaults={
+        **GEMMA.defaults,
+        "query_pre_attn_scalar": 144.0,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+    },
+    norms=BlockNorms(
+        after_mixer="post_attention_layernorm",
+        before_feed_forward="pre_feedforward_layernorm",
+        after_feed_forward="post_feedforward_layernorm",
+    ),
+    activation="gelu_tanh",
+    sliding="alternating",
+)
+
+# The text half; a vision tower beside it is not served.
+GEMMA3: Final = replace(
+    GEMMA2,
+    name="gemma3",
+    defaults={
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256.0,
+        "sliding_window": 4096,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    head_norms="each",
+    sliding="pattern",
+    embedding_scale="root_bfloat16",
+    prefixes={
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    },
+    dropped=(
+        "vision_tower.",
+        "multi_modal_projector.",
+        "model.vision_tower.",
+        "model.multi_modal_projector.",
+    ),
+)
+
+PHI3: Final = Family(
+    name="phi3",
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    query_key_value=("qkv_proj",),
+    feed_forward=("gate_up_proj",),
+    attention_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    sliding="throughout",
+)
+
+OLMO2: Final = Family(
+    name="olmo2",
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 2048},
+    norms=BlockNorms(
+        before_mixer="",
+        after_mixer="post_attention_layernorm",
+        before_feed_forward="",
+        after_feed_forward="post_feedforward_layernorm",
+    ),
+    head_norms="all",
+)
+
+GLM4: Final = Family(
+    name="glm4",
+    defaults={
+        "attention_bias": True,
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "rope_traditional": True,
+        "rms_norm_eps": 1.5625e-7,
+        "max_position_embeddings": 131072,
+    },
+    norms=BlockNorms(after_mixer="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm"),
+    feed_forward=("gate_up_proj",),
+    output_bias=False,
+    mlp_bias=False,
+)
+
+GRANITE: Final = Family(name="granite", defaults={"attention_multiplier": 1.0, "max_position_embeddings": 2048})
+
+# The activation is exact, as in mlx-lm, whichever GELU the file names.
+STARCODER2: Final = Family(
+    name="starcoder2",
+    defaults={
+        "vocab_size": 49152,
+        "use_bias": True,
+        "norm_epsilon": 1e-5,
+        "rope_theta": 1e5,
+        "max_position_embeddings": 4096,
+    },
+    norm="layer",
+    feed_forward=("c_fc",),
+    gated=False,
+    down="c_proj",
+    activation="gelu",
+    activation_names=_GELU_NAMES,
+    attention_bias="use_bias",
+    output_bias="use_bias",
+    mlp_bias="use_bias",
+    norm_eps="norm_epsilon",
+    sliding="throughout",
+)
 
 MIXTRAL: Final = replace(
     MISTRAL,
@@ -121,6 +197,29 @@ QWEN3_MOE: Final = replace(
     mixture=MixtureRecord(),
 )
 
-FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in (LLAMA, MIXTRAL, QWEN3_MOE)}
+FAMILIES: Final[Mapping[str, Family]] = {
+    family.name: family
+    for family in (
+        LLAMA,
+        SMOLLM3,
+        QWEN2,
+        QWEN3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        PHI3,
+        OLMO2,
+        GLM4,
+        GRANITE,
+        STARCODER2,
+        MIXTRAL,
+        QWEN3_MOE,
+    )
+}
 # What configuration files call a family beside its own name.
-ALIASES: Final[Mapping[str, Family]] = {"mistral": MISTRAL, "iquestcoder": LLAMA, "xverse": LLAMA}
+ALIASES: Final[Mapping[str, Family]] = {
+    "mistral": MISTRAL,
+    "iquestcoder": LLAMA,
+    "xverse": LLAMA,
+    "gemma3_text": GEMMA3,
+}

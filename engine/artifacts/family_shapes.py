@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from engine.artifacts.config import ModelConfig
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
 
 Shapes = dict[str, tuple[int, ...]]

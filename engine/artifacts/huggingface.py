@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.config import MOST_LAYERS, ModelConfig, Scaling, union_of_ids
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
+    from engine.artifacts.quantization import QuantizationConfig
+    from engine.artifacts.tensor_header import TensorHeader
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -95,7 +98,7 @@ def model_config(
         mlp_bias=_has_bias(fields, family.mlp_bias),
         eos_token_ids=union_of_ids(stated_ids, generation_ids, extra_eos_ids),
         bos_token_id=_first(fields.token_ids("bos_token_id")),
-        quantization=parse_quantization(fields),
+        quantization=_quantization(fields, family),
         option_defaults=option_defaults(defaults),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
         mixture=mixture,
@@ -107,6 +110,44 @@ def model_config(
     ):
         check_token_ids(file, ids, config.vocab_size)
     return config
+
+
+def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+    """The tensors of a folder under their canonical names, without those of parts that its family does not serve.
+
+    Raises:
+        CorruptArtifactError: two tensors have one name.
+    """
+    family = _family(_text_fields(Fields(CONFIG_FILE, document)))
+    found: dict[str, TensorHeader] = {}
+    for stored, header in tensors.items():
+        if stored.startswith(family.dropped):
+            continue
+        name = _canonical(family, stored)
+        if name in found:
+            raise CorruptArtifactError(header.file.name, f"holds {name} twice: as {found[name].name} and as {stored}")
+        found[name] = header
+    return found
+
+
+def _canonical(family: Family, name: str) -> str:
+    for prefix, meaning in family.prefixes.items():
+        if name.startswith(prefix):
+            return meaning + name.removeprefix(prefix)
+    return name
+
+
+def _quantization(fields: Fields, family: Family) -> QuantizationConfig | None:
+    """How the weights are quantized, by canonical name."""
+    stated = parse_quantization(fields)
+    if stated is None:
+        return None
+    overrides = {
+        _canonical(family, name): scheme
+        for name, scheme in stated.overrides.items()
+        if not name.startswith(family.dropped)
+    }
+    return replace(stated, overrides=overrides)
 
 
 def check_token_ids(file: str, ids: Iterable[int], vocab_size: int) -> None:

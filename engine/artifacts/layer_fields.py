@@ -15,7 +15,7 @@ from engine.contracts.rope import RopeConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from engine.artifacts.families import Family, Sliding
+    from engine.artifacts.family import Family, Sliding
     from engine.artifacts.fields import Fields
 
 _KINDS: Final = (FULL_ATTENTION, SLIDING_ATTENTION)

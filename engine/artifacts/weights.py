@@ -149,7 +149,7 @@ class WeightStore:
         """One array of a safetensors file, read now so that a fault has its file's name."""
         header = self._left.pop(name)
         try:
-            array = self._arrays(header.file).pop(name)
+            array = self._arrays(header.file).pop(header.name)
             mx.eval(array)
         except (RuntimeError, KeyError):
             raise CorruptArtifactError(header.file.name, f"{name} cannot be read any more") from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from engine.artifacts.config import ModelConfig
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry, PackedSegment
     from engine.contracts.rope import RopeConfig

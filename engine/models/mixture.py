@@ -15,7 +15,7 @@ from engine.ops.experts import GatedExperts, Routing, route_by_scores, route_by_
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
     from engine.contracts.composition import Composition
     from engine.models.reading import WeightReader

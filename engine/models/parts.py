@@ -15,7 +15,7 @@ from engine.ops.attention import PackedAttention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
     from engine.contracts.graph import PackedSegment
     from engine.models.reading import WeightReader
     from engine.ops.rope import Rope, Rotation

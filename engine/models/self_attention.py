@@ -10,7 +10,7 @@ from engine.models.parts import read_norm
 
 if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
-    from engine.artifacts.families import Family
+    from engine.artifacts.family import Family
     from engine.models.parts import Step
     from engine.models.reading import WeightReader
     from engine.ops.rope import Rope

@@ -1,0 +1,82 @@
+"""What one family of decoder models can differ in: names of tensors, norms, biases, defaults of fields.
+
+The graph is built from a record, and so are the shapes that weights are checked against, so that no fact is written
+twice. The records themselves are in `families`. Reads no file, imports no mlx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine.artifacts.mixtures import MixtureRecord
+
+Norm = Literal["rms", "rms_plus_one", "layer"]
+HeadNorm = Literal["none", "each", "all"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+Sliding = Literal["stated", "throughout", "in_use", "alternating", "pattern", "upper_layers", "unrotated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockNorms:
+    """The norms around the two parts of a layer, by module name; "" where a family has none.
+
+    x + after_mixer(mixer(before_mixer(x))), and the same around the feed-forward.
+    """
+
+    before_mixer: str = "input_layernorm"
+    after_mixer: str = ""
+    before_feed_forward: str = "post_attention_layernorm"
+    after_feed_forward: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What sets one family apart; the values here are llama's.
+
+    Attributes:
+        name: the family's own name, that of `ModelConfig.model_type`.
+        defaults: fields that its configuration files may leave out.
+        norm: the kind of all norms; "rms_plus_one" stores gains less one.
+        norms: which norms stand around a layer's parts.
+        query_key_value: the projections whose joined results are queries, keys and values.
+        head_norms: norms of queries and keys: over each head, over all heads of a token, or none.
+        feed_forward: the projections whose joined results are gate and up, or the one inner result where not gated.
+        gated: whether the activated gate multiplies up.
+        down: the projection back.
+        activation: of the gate, or of the inner result.
+        activation_names: what its configuration files may call that.
+        attention_bias, output_bias, mlp_bias: the field that says whether these projections have additive biases,
+            or a fixed answer.
+        norm_eps: the field of the norms' epsilon.
+        sliding: which layers slide where no `layer_types` are stated.
+        embedding_scale: the factor on embeddings where no `embedding_multiplier` is stated: the root of their size,
+            perhaps rounded to bfloat16.
+        prefixes: beginnings of stored tensor names, and what they stand for.
+        dropped: beginnings of stored tensor names that belong to parts which are not served.
+        mixture: how layers hold experts, where they do.
+    """
+
+    name: str
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    norm: Norm = "rms"
+    norms: BlockNorms = BlockNorms()
+    query_key_value: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    head_norms: HeadNorm = "none"
+    feed_forward: tuple[str, ...] = ("gate_proj", "up_proj")
+    gated: bool = True
+    down: str = "down_proj"
+    activation: Activation = "silu"
+    activation_names: tuple[str, ...] = ("silu", "swish")
+    attention_bias: str | bool = "attention_bias"
+    output_bias: str | bool = "attention_bias"
+    mlp_bias: str | bool = "mlp_bias"
+    norm_eps: str = "rms_norm_eps"
+    sliding: Sliding = "stated"
+    embedding_scale: Literal["one", "root", "root_bfloat16"] = "one"
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
+    mixture: MixtureRecord | None = None
