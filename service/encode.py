@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from engine.contracts.hlg import HlgParametric
 from engine.contracts.results import FinishReason
 from mlxstream.v1 import event_pb2, options_pb2, result_pb2
 from service.encode_graph import encode_descriptor, encode_execution
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress
+    from engine.contracts.hlg import HlgCurve
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import GeneratedToken, GenerateStats, TokenLogprobs
     from mlxstream.v1 import error_pb2
@@ -24,6 +27,13 @@ _FINISH_REASONS: Final = MappingProxyType(
         FinishReason.CANCELLED: result_pb2.FINISH_REASON_CANCELLED,
         FinishReason.DEADLINE: result_pb2.FINISH_REASON_DEADLINE,
         FinishReason.ERROR: result_pb2.FINISH_REASON_ERROR,
+    }
+)
+_PIVOTS: Final = MappingProxyType(
+    {
+        "top": options_pb2.HLG_PIVOT_TOP,
+        "entropy": options_pb2.HLG_PIVOT_ENTROPY,
+        "median": options_pb2.HLG_PIVOT_MEDIAN,
     }
 )
 
@@ -65,6 +75,8 @@ def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
         presence_context_size=options.presence_context_size,
         frequency_penalty=options.frequency_penalty,
         frequency_context_size=options.frequency_context_size,
+        hlg=None if options.hlg is None else _hlg(options.hlg),
+        curve=[options_pb2.CurvePoint(x_percent=x, y_percent=y) for x, y in options.curve],
     )
 
 
@@ -117,6 +129,13 @@ def encode_stats(stats: GenerateStats, *, with_cache_tokens: bool = False) -> re
         queue_ms=stats.queue_ms,
         time_to_first_token_ms=stats.time_to_first_token_ms,
     )
+
+
+def _hlg(curve: HlgCurve) -> options_pb2.HlgOptions:
+    values = {field.name: getattr(curve, field.name) for field in dataclasses.fields(curve)}
+    if isinstance(curve, HlgParametric):
+        values["pivot"] = _PIVOTS[curve.pivot]
+    return options_pb2.HlgOptions(**{curve.MODE: values})
 
 
 def _logprobs(logprobs: TokenLogprobs) -> result_pb2.TokenLogprobs:

@@ -195,6 +195,8 @@ class ResolvedOptions:
     presence_context_size: int = PENALTY_WINDOW_TOKENS
     frequency_penalty: float = 0.0
     frequency_context_size: int = PENALTY_WINDOW_TOKENS
+    hlg: HlgCurve | None = None
+    curve: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,6 @@ _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
     "xtc_probability": lambda o: bool(o.xtc_probability),
     "xtc_threshold": lambda o: o.xtc_threshold is not None,
     "xtc_special_tokens": lambda o: bool(o.xtc_special_tokens),
-    "hlg": lambda o: o.hlg is not None,
-    "curve": lambda o: bool(o.curve),
     "logprobs": lambda o: bool(o.logprobs),
     "top_logprobs": lambda o: bool(o.top_logprobs),
     "adapters": lambda o: bool(o.adapters),
@@ -105,6 +103,8 @@ def resolve_options(
         presence_context_size=_first(options.presence_context_size, PENALTY_WINDOW_TOKENS),
         frequency_penalty=_first(options.frequency_penalty, 0.0),
         frequency_context_size=_first(options.frequency_context_size, PENALTY_WINDOW_TOKENS),
+        hlg=options.hlg,
+        curve=options.curve,
     )
 
 

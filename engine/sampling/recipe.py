@@ -51,7 +51,12 @@ class Recipe:
     @property
     def is_greedy(self) -> bool:
         """Whether the choice is the most likely token."""
-        return self.options.temperature < MIN_TEMPERATURE
+        return self.options.temperature < MIN_TEMPERATURE and not self.options.curve
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a curve takes the place of temperature and filters."""
+        return bool(self.options.curve) or (self.options.hlg is not None and not self.is_greedy)
 
     @property
     def processes(self) -> bool:

@@ -11,6 +11,7 @@ from engine.sampling import filters
 from engine.sampling.greedy import GreedyChoice, choose_greedily
 from engine.sampling.keys import step_key
 from engine.sampling.processors import process
+from engine.sampling.replacement import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,11 +115,13 @@ def _drawn(logits: mx.array, draws: Sequence[Draw], rows: Sequence[int], compose
 
 def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
     options = draw.recipe.options
+    key = step_key(options.seed, draw.step)
+    if draw.recipe.is_replaced:
+        return mx.random.categorical(replaced(logprobs, draw.recipe), key=key).astype(mx.uint32)
     if 0 < options.top_p < 1:
         logprobs = filters.top_p(logprobs, options.top_p)
     if options.min_p > 0:
         logprobs = filters.min_p(logprobs, options.min_p, options.min_tokens_to_keep)
     if options.top_k > 0:
         logprobs = filters.top_k(logprobs, options.top_k)
-    key = step_key(options.seed, draw.step)
     return mx.random.categorical(logprobs / draw.recipe.temperature, key=key).astype(mx.uint32)

@@ -23,6 +23,7 @@ from engine.contracts.graph import (
     PrefillCapability,
     SpeculationCapability,
 )
+from engine.contracts.hlg import HlgCurve, HlgEotf, HlgOetf, HlgParametric, HlgPipeline, HlgShaper
 from engine.contracts.model import RuntimeInfo
 from engine.contracts.options import OptionDefaults, ResolvedOptions
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, TokenLogprobs, TopLogprob
@@ -70,6 +71,7 @@ FULL_OPTIONS = dataclasses.replace(
     presence_context_size=0,
     frequency_penalty=-0.5,
     frequency_context_size=70,
+    curve=((1.0, 2.0), (100.0, 50.0)),
 )
 FULL_STARTED = GenerationStarted(
     generation_id="g-1",
@@ -131,7 +133,7 @@ def empty_fields(message: Message, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize(
     ("message", "deliberately_empty"),
     [
-        (encode_started(FULL_STARTED), {f"options.{name}" for name in OPTIONS_OF_LATER_BUILDS}),
+        (encode_started(FULL_STARTED), {f"options.{name}" for name in OPTIONS_OF_LATER_BUILDS | {"hlg"}}),
         (encode_chunk([dataclasses.replace(FULL_TOKEN, index=1)], "a", with_bytes=True), set()),
         (encode_heartbeat(PrefillProgress(1, 2)), set()),
         (encode_error(EngineFailedError("c-1")), set()),
@@ -153,6 +155,21 @@ def empty_fields(message: Message, path: str = "") -> Iterator[str]:
 )
 def test_every_field_is_encoded_or_listed_as_deliberately_empty(message: Message, deliberately_empty: set[str]) -> None:
     assert set(empty_fields(message)) == deliberately_empty
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        HlgParametric(),
+        HlgParametric(gain=0.0, width=2.0, shoulder=0.5, toe=0.25, pivot="entropy", pivot_offset=-1.0),
+        HlgOetf(),
+        HlgEotf(lw=500.0),
+        HlgPipeline(),
+        HlgShaper(x_floor=0.0, y_floor=0.0, max_brightness=9.0),
+    ],
+)
+def test_a_resolved_tone_curve_can_be_sent_again_as_it_is(curve: HlgCurve) -> None:
+    assert decode_options(encode_options(dataclasses.replace(FULL_OPTIONS, curve=(), hlg=curve))).hlg == curve
 
 
 def test_resolved_options_can_be_sent_again_as_they_are() -> None:
