@@ -67,9 +67,9 @@ class Fields:
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
-    def raw(self, name: str) -> object:
-        """The value as it stands, None when absent."""
-        return self._values.get(name)
+    def raw(self, name: str, default: object = None) -> object:
+        """The value as it stands, a null too; `default` when there is none."""
+        return self._values.get(name, default)
 
     def count(self, name: str, default: int | None = None, *, most: int = LARGEST_COUNT) -> int:
         """A whole number from 1 to `most`; without a `default` it must be there."""

@@ -91,7 +91,7 @@ def model_config(
         layer_types=held_kinds,
         sliding_window=sliding_window,
         layer_ropes=ropes,
-        scaling=_scaling(fields, family),
+        scaling=_scaling(fields, stated, family),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=not head_is_stored),
         attention_bias=_has_bias(fields, family.attention_bias),
         output_bias=_has_bias(fields, family.output_bias),
@@ -188,7 +188,7 @@ def _has_bias(fields: Fields, rule: str | bool) -> bool:
     return fields.flag(rule, default=False) if isinstance(rule, str) else rule
 
 
-def _scaling(fields: Fields, family: Family) -> Scaling:
+def _scaling(fields: Fields, stated: Fields, family: Family) -> Scaling:
     """The factors of a model; a stated one counts in every family."""
     scores = fields.positive("attention_multiplier") if "attention_multiplier" in fields else None
     if "query_pre_attn_scalar" in fields:
@@ -197,9 +197,9 @@ def _scaling(fields: Fields, family: Family) -> Scaling:
         embeddings=fields.positive("embedding_multiplier", _embedding_scale(fields, family)),
         residuals=fields.positive("residual_multiplier", 1.0),
         scores=scores,
-        score_softcap=_softcap(fields, "attn_logit_softcapping"),
+        score_softcap=_softcap(fields, stated, "attn_logit_softcapping"),
         logits=fields.positive("logits_scaling", 1.0),
-        logit_softcap=_softcap(fields, "final_logit_softcapping"),
+        logit_softcap=_softcap(fields, stated, "final_logit_softcapping"),
     )
 
 
@@ -215,8 +215,9 @@ def _rounded_to_bfloat16(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
 
 
-def _softcap(fields: Fields, name: str) -> float:
-    return fields.positive(name) if name in fields else 0.0
+def _softcap(fields: Fields, stated: Fields, name: str) -> float:
+    """A bound, 0 for none; of these fields a stated null counts, and means none."""
+    return fields.positive(name) if name in fields and stated.raw(name, name) is not None else 0.0
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:

@@ -47,7 +47,12 @@ def parse_rope(config: Fields, *, layer_type: str, head_dim: int, context_length
     if any(isinstance(newer.raw(name), dict) for name in newer):
         older, newer = Fields(config.file, {}), _of_layer_type(newer, layer_type)
     elif layer_type == _SLIDING and _LOCAL_THETA in config:
-        return RopeConfig(dims=head_dim, context_length=context_length, theta=config.positive(_LOCAL_THETA))
+        return RopeConfig(
+            dims=head_dim,
+            context_length=context_length,
+            original_context_length=context_length,
+            theta=config.positive(_LOCAL_THETA),
+        )
     stated = older.overlaid(newer)
     kind = _kind(newer, older)
     partial = stated.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))

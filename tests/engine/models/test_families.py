@@ -112,3 +112,27 @@ def test_a_graph_holds_what_its_files_hold(written, family, case):
     folder, oracle = written(family, case)
     held = sum(array.nbytes for _, array in tree_flatten(oracle.model.parameters()))
     assert tiny_llama.bind(folder).weights_bytes == held
+
+
+# What makes all layers of a one-layer model slide, in families whose windows mlx-lm drops.
+WINDOWS = {
+    "mistral": {},
+    "gemma2": {},
+    "phi3": {},
+    "starcoder2": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 0},
+    "qwen3": {"use_sliding_window": True, "max_window_layers": 0},
+    "smollm3": {"use_sliding_window": True, "no_rope_layers": [0]},
+}
+
+
+@pytest.mark.parametrize("family", WINDOWS)
+def test_a_family_with_a_window_of_its_own_sees_that_window_alone(tmp_path, family):
+    """In one layer the last token sees a window; rotation is relative, so that window alone gives the same logits."""
+    config = tiny_families.config_of(family, {"num_hidden_layers": 1} | WINDOWS[family])
+    model = tiny_families.build(family, config)
+    tiny_families.save(tmp_path, model, config | {"sliding_window": 8})
+    oracle, prompt = tiny_llama.Oracle(model), tiny_llama.random_prompt(5, 60)
+    found = logits_of(tiny_llama.bind(tmp_path), prompt)[-1]
+    assert relative_difference(found, oracle.logits(prompt[-8:])[-1]) < ROUNDING
+    assert relative_difference(found, oracle.logits(prompt)[-1]) > 1e-3
