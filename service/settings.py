@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from engine.execution.resident import EngineSettings
 
@@ -47,6 +48,8 @@ class ServerSettings(BaseModel):
     state_bytes: int | None = Field(default=None, ge=1)
     row_tile_tokens: int | None = Field(default=None, ge=1, le=4096)
     prefix_cache_bytes: int | None = Field(default=None, ge=0)
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int | None = Field(default=None, ge=1)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -65,7 +68,23 @@ class ServerSettings(BaseModel):
             state_bytes=self.state_bytes,
             row_tile_tokens=self.row_tile_tokens,
             prefix_cache_bytes=self.prefix_cache_bytes,
+            prefix_cache_dir=self.prefix_cache_dir,
+            prefix_cache_disk_bytes=self.prefix_cache_disk_bytes,
         )
+
+    @field_validator("prefix_cache_dir")
+    @classmethod
+    def _needs_memory(cls, folder: Path | None, others: ValidationInfo) -> Path | None:
+        if folder is not None and others.data.get("prefix_cache_bytes") == 0:
+            raise PydanticCustomError("no_memory", "cannot be used while prefix_cache_bytes is 0")
+        return folder
+
+    @field_validator("prefix_cache_disk_bytes")
+    @classmethod
+    def _needs_folder(cls, limit: int | None, others: ValidationInfo) -> int | None:
+        if limit is not None and others.data.get("prefix_cache_dir") is None:
+            raise PydanticCustomError("no_folder", "bounds nothing without prefix_cache_dir")
+        return limit
 
 
 def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerSettings:

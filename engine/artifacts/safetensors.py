@@ -72,6 +72,13 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return {tensor.name: tensor for tensor in tensors}
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts that a file carries beside its tensors; none if it has none. Raises what `read_header` raises."""
+    metadata = _read_header_object(path)[0].get("__metadata__")
+    _check_metadata(path.name, metadata)
+    return dict(metadata) if isinstance(metadata, dict) else {}
+
+
 def _read_header_object(path: Path) -> tuple[dict[str, object], int, int]:
     """The JSON header, where the data starts, and the size of the file."""
     with open_file(path) as file:

@@ -187,7 +187,7 @@ class Batch:
         return [(job.mailbox, _started(job)) for job in admitted]
 
     def _begin(self, job: Job) -> None:
-        warm = self._prefixes.begin(job.row, job.prefix)
+        warm = self._prefixes.begin(job.row, job.prefix, self._room_bytes - job.predicted_bytes)
         if warm is None:
             job.row.admit(self._stepper.make_caches())
         else:

@@ -18,16 +18,15 @@ from engine.artifacts.weights import WeightStore
 from engine.contracts.composition import Composition
 from engine.contracts.errors import CorruptArtifactError
 from engine.contracts.model import ModelInfo
-from engine.execution.prefixes import PrefixKeeper
+from engine.execution.prefix_opening import open_prefixes
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
-from engine.generation.memory import PREFIX_SHARE, state_budget_bytes
+from engine.generation.memory import state_budget_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
 from engine.runtime.policy import ComputeDtype, WeightsFacts
-from engine.state.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +104,7 @@ def load_model(
         load_seconds=time.perf_counter() - started_at,
     )
     limits = _limits(binding, layout, runtime, settings)
-    prefixes = PrefixKeeper(_prefix_store(settings, limits), binding.cache_builder.restore)
+    prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
     stepper = PackedStepper(binding, _wired_scope(binding), limits, prefixes)
     return LoadedModel(stepper=stepper, info=info, binding=binding)
 
@@ -126,12 +125,6 @@ def _limits(
         mixed_prefill_tokens=min(step_tokens, MIXED_PREFILL_TOKENS) if runtime.info.device == "cpu" else step_tokens,
         state_bytes=budget,
     )
-
-
-def _prefix_store(settings: EngineSettings, limits: Limits) -> PrefixStore:
-    """The store of kept prefixes: as large as was asked for, but never larger than the memory that it shares."""
-    wanted = settings.prefix_cache_bytes
-    return PrefixStore(int(limits.state_bytes * PREFIX_SHARE) if wanted is None else min(wanted, limits.state_bytes))
 
 
 def _weights_facts(artifact: Artifact) -> WeightsFacts:

@@ -10,8 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.cache import capacity_for
-from engine.state.prefix_index import token_key
-from engine.state.prefix_store import PrefixEntry
+from engine.state.prefix_index import length_of, token_key
+from engine.state.prefix_store import PrefixEntry, PrefixHit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,23 +20,32 @@ if TYPE_CHECKING:
     from engine.contracts.prefix import PrefixUse
     from engine.contracts.snapshot import LayerSnapshot
     from engine.generation.row import Row
-    from engine.state.prefix_store import PrefixHit, PrefixStore
+    from engine.state.prefix_disk import DiskHit, PrefixDisk
+    from engine.state.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
 
 LEAST_TOKENS: Final = 16
 """Fewer tokens than this are computed sooner than they are copied."""
 BOUNDARY_TOKENS: Final = 256
-"""From this length on a prompt's state is kept as soon as it is written. Source: reference, autoregressive §4.4."""
+"""From this length on a state is worth a file, and is kept as soon as its prompt is read.
+
+Source: reference, autoregressive §4.4."""
 
 
 class PrefixKeeper:
-    """Stands between the rows and the store."""
+    """Stands between the rows and the stores."""
 
-    def __init__(self, store: PrefixStore, restore: Callable[[Sequence[LayerSnapshot], int], list[Cache]]) -> None:
+    def __init__(
+        self,
+        store: PrefixStore,
+        restore: Callable[[Sequence[LayerSnapshot], int], list[Cache]],
+        disk: PrefixDisk | None = None,
+    ) -> None:
         """`restore` makes caches that hold the first tokens of some snapshots."""
         self._store = store
         self._restore = restore
+        self._disk = disk
         self._unconfirmed: dict[Row, PrefixEntry] = {}
 
     @property
@@ -44,14 +53,22 @@ class PrefixKeeper:
         """Bytes that may be kept at most; 0 when nothing is kept."""
         return self._store.capacity_bytes
 
-    def begin(self, row: Row, use: PrefixUse | None) -> tuple[list[Cache], int] | None:
-        """Caches that hold the longest kept prefix of the prompt, and its length; None when there is none."""
+    def begin(self, row: Row, use: PrefixUse | None, room_bytes: int) -> tuple[list[Cache], int] | None:
+        """Caches that hold the longest kept prefix of the prompt, and its length; None when there is none.
+
+        What comes from the disk may stay in memory within `room_bytes`.
+        """
         if use is None:
             return None
-        hit = self._store.find(use.namespace, token_key(row.prompt), cut_tokens=use.cut_tokens)
-        if hit is None or hit.tokens < LEAST_TOKENS:
+        hit: PrefixHit | None = None
+        try:
+            hit = self._longest(use, token_key(row.prompt), room_bytes)
+            return None if hit is None else (self._restore(hit.entry.snapshots, hit.tokens), hit.tokens)
+        except Exception:
+            logger.exception("a kept prefix cannot be used; the prompt is read from its start")
+            if hit is not None and hit.entry in self._store:
+                self._store.drop(hit.entry)
             return None
-        return self._begin_with(hit)
 
     def watch(self, row: Row, use: PrefixUse | None) -> None:
         """Take the state of a row that has just reached the end of its prompt; called after each of its units."""
@@ -69,7 +86,7 @@ class PrefixKeeper:
         """Keep what was taken at the end of the prompt, now that a sound token has followed."""
         entry = self._unconfirmed.pop(row, None)
         if entry is not None:
-            self._store.put(entry, room_bytes=room_bytes)
+            self._put(entry, room_bytes)
 
     def keep(self, row: Row, use: PrefixUse | None, room_bytes: int) -> None:
         """Keep the whole state of a row that ends, the tokens it has generated included.
@@ -80,7 +97,7 @@ class PrefixKeeper:
             return
         entry = self._taken(row, use, row.state_tokens)
         if entry is not None:
-            self._store.put(entry, room_bytes=room_bytes)
+            self._put(entry, room_bytes)
 
     def forget(self, row: Row) -> None:
         """Let go of what was taken from a row that leaves."""
@@ -91,17 +108,39 @@ class PrefixKeeper:
         self._store.shrink(room_bytes)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop everything, but for what the disk keeps."""
+        if self._disk is not None:
+            self._disk.close()
         self._unconfirmed.clear()
         self._store.shrink(0)
 
-    def _begin_with(self, hit: PrefixHit) -> tuple[list[Cache], int] | None:
-        try:
-            return self._restore(hit.entry.snapshots, hit.tokens), hit.tokens
-        except Exception:
-            logger.exception("a kept prefix of %d tokens cannot be used; the prompt is read from its start", hit.tokens)
-            self._store.drop(hit.entry)
+    def _longest(self, use: PrefixUse, key: bytes, room_bytes: int) -> PrefixHit | None:
+        """The entry that serves most tokens, from memory unless the disk has a longer one."""
+        hit = self._store.find(use.namespace, key, cut_tokens=use.cut_tokens)
+        if self._disk is not None:
+            written = self._disk.find(use.namespace, key, cut_tokens=use.cut_tokens)
+            if written is not None and written.tokens > (0 if hit is None else hit.tokens):
+                hit = self._loaded(self._disk, written, use, room_bytes) or hit
+        return hit if hit is not None and hit.tokens >= LEAST_TOKENS else None
+
+    def _loaded(self, disk: PrefixDisk, written: DiskHit, use: PrefixUse, room_bytes: int) -> PrefixHit | None:
+        snapshots = disk.load(written.stored)
+        if snapshots is None:
             return None
+        key = written.stored.record.key
+        entry = PrefixEntry(namespace=use.namespace, key=key, snapshots=snapshots, of_session=use.of_session)
+        self._store.put(entry, room_bytes=room_bytes)
+        return PrefixHit(entry, written.tokens)
+
+    def _put(self, entry: PrefixEntry, room_bytes: int) -> None:
+        """Keep `entry` in memory, and on disk if it is worth a file."""
+        self._store.put(entry, room_bytes=room_bytes)
+        if self._disk is None or length_of(entry.key) < BOUNDARY_TOKENS:
+            return
+        try:
+            self._disk.offer(entry)
+        except Exception:
+            logger.exception("a prefix is not written to disk")
 
     def _taken(self, row: Row, use: PrefixUse, tokens: Sequence[int]) -> PrefixEntry | None:
         """The state of `row` as an entry for `tokens`; None when nobody needs it, or it cannot be had."""

@@ -44,7 +44,8 @@ class EngineSettings:
     all rows together; None leaves it to what is free once the weights are resident. `row_tile_tokens` makes a row's
     bits independent of its neighbours, at the price that decision 0002 states; None shares products freely.
     `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
-    row needs the room; None means a quarter of it, 0 none.
+    row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
+    `prefix_cache_disk_bytes` (None: 8 GiB).
     """
 
     model: str
@@ -58,6 +59,8 @@ class EngineSettings:
     state_bytes: int | None = None
     row_tile_tokens: int | None = None
     prefix_cache_bytes: int | None = None
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

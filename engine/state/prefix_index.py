@@ -61,6 +61,10 @@ class PrefixIndex(Generic[ValueT]):
         """Values held."""
         return len(self._values)
 
+    def __iter__(self) -> Iterator[ValueT]:
+        """Every value, in no order that means anything."""
+        return iter(self._values.values())
+
     def get(self, namespace: str, key: bytes) -> ValueT | None:
         """The value under exactly this key."""
         return self._values.get((namespace, key))

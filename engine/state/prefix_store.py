@@ -64,6 +64,10 @@ class PrefixStore:
         """Entries held."""
         return len(self._index)
 
+    def __contains__(self, entry: PrefixEntry) -> bool:
+        """Whether `entry` itself is held."""
+        return entry in self._order(entry)
+
     def __iter__(self) -> Iterator[PrefixEntry]:
         """Every entry, in the order in which they would be dropped."""
         return iter((*self._loose, *self._sessions))

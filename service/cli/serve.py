@@ -35,6 +35,9 @@ from service.signals import leave_on_signals
               "Slower. Default: off.")  # fmt: skip
 @click.option("--prefix-cache-bytes", type=int, help="Memory for states of earlier prompts, within --state-bytes and "
               "given back when generations need it. Default: a quarter of it; 0: none.")  # fmt: skip
+@click.option("--prefix-cache-dir", type=click.Path(path_type=Path),
+              help="Folder that keeps states of long prompts across restarts. Default: none is kept.")  # fmt: skip
+@click.option("--prefix-cache-disk-bytes", type=int, help="Size of that folder. Default 8 GiB.")
 @click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
 @click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
 @click.option("--log-level", help="debug, info, warning or error. Default info.")

@@ -65,6 +65,8 @@ def test_a_key_of_a_later_build_or_a_slip_is_refused_by_name(
         ("max_queue", 0),
         ("prefill_step_tokens", 0),
         ("row_tile_tokens", 0),
+        ("prefix_cache_bytes", -1),
+        ("prefix_cache_disk_bytes", 1000),
         ("device", "tpu"),
         ("dtype", "int4"),
         ("log_level", "loud"),
@@ -122,6 +124,15 @@ def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as failure:
         load_settings({}, path)
     assert str(failure.value) == f"{path}: larger than 1048576 bytes"
+
+
+def test_a_prefix_folder_needs_memory_and_its_size_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^prefix_cache_dir: cannot be used while prefix_cache_bytes is 0$"):
+        load_settings({"model": "m", "prefix_cache_bytes": 0, "prefix_cache_dir": tmp_path}, None)
+    with pytest.raises(SettingsError, match=r"^prefix_cache_disk_bytes: bounds nothing without prefix_cache_dir$"):
+        load_settings({"model": "m", "prefix_cache_disk_bytes": 10}, None)
+    flags = {"model": "m", "prefix_cache_dir": tmp_path, "prefix_cache_disk_bytes": 10}
+    assert load_settings(flags, None).engine_settings().prefix_cache_disk_bytes == 10
 
 
 def test_settings_are_frozen() -> None:

@@ -238,3 +238,29 @@ async def test_a_conversation_outlives_prompts_without_one(long_folder, tmp_path
         for seed in range(2, 9):
             await run(engine, prompt((seed, 60)), **GREEDY)
         assert (await cached(engine, prompt((1, 40), (2, 5)), **GREEDY))[0] == 40
+
+
+async def disk_is_read(engine):
+    await run(engine, prompt((9, 3)), max_tokens=1)
+    assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
+
+
+async def test_long_prompts_are_warm_after_a_restart_of_the_same_model_alone(long_folder, tmp_path, caplog):
+    kept = {"prefix_cache_dir": tmp_path / "kept"}
+    asked = prompt((1, 400))
+    async with Serving(long_folder, tmp_path, **kept) as engine:
+        wanted = await cached(engine, asked, **GREEDY)
+        await cached(engine, prompt((2, 100)), **GREEDY)
+    assert len(list((tmp_path / "kept").rglob("*.safetensors"))) == 1
+    async with Serving(long_folder, tmp_path, **kept) as engine:
+        await disk_is_read(engine)
+        assert await cached(engine, asked, **GREEDY) == (399, wanted[1])
+        assert (await cached(engine, asked, **GREEDY, **COLD)) == (0, wanted[1])
+        assert len(store_of(engine)) == 1
+    other = tmp_path / "other"
+    tiny_model.write(other, max_position_embeddings=CONTEXT, seed=8)
+    for folder, changes in ((other, {}), (long_folder, {"row_tile_tokens": 8})):
+        async with Serving(folder, tmp_path, **kept, **changes) as engine:
+            await disk_is_read(engine)
+            assert (await cached(engine, asked, **GREEDY))[0] == 0
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []

@@ -4,6 +4,7 @@ import mlx.core as mx
 import pytest
 
 from engine.generation.row import RowFault
+from engine.state.prefix_disk import PrefixDisk
 from tests.engine.execution.warm_rows import CHUNK, Rows
 from tests.engine.models import tiny_llama
 
@@ -114,6 +115,18 @@ def test_after_a_cancellation_at_any_step(rows, rounds):
     longer = [*text(1, 130), *job.row.state_tokens[130:], *text(2, 30)]
     least = min(written, 128 if job.row.next_index and rows.use.is_exact else 0 if rows.use.is_exact else written)
     check(rows, longer, at_least=least)
+
+
+@pytest.mark.parametrize("shared", [257, 600])
+def test_after_a_round_trip_over_the_disk(rows, tmp_path, shared):
+    rows.keeper._disk = PrefixDisk(tmp_path / "kept", identity="", capacity_bytes=10**9)
+    rows.answer(text(1, 600))
+    rows.keeper.close()
+    assert len(rows.store) == 0
+    rows.keeper._disk = PrefixDisk(tmp_path / "kept", identity="", capacity_bytes=10**9)
+    assert rows.keeper._disk.wait_idle(10)
+    check(rows, text(1, shared) + text(2, 50), at_least=shared - 1)
+    rows.keeper.close()
 
 
 def test_rows_that_fail_leave_nothing(rows, monkeypatch):

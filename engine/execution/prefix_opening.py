@@ -1,0 +1,59 @@
+"""Opens the stores of kept prefixes for a model that was just loaded. Imports mlx, as loading does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from engine.execution.prefixes import PrefixKeeper
+from engine.generation.memory import PREFIX_SHARE
+from engine.state.prefix_disk import PrefixDisk
+from engine.state.prefix_store import PrefixStore
+
+if TYPE_CHECKING:
+    from engine.contracts.model import ModelInfo
+    from engine.execution.resident import EngineSettings
+    from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
+
+DEFAULT_DISK_BYTES = 8 * 1024**3
+STATE_REVISION = 1
+"""To be raised whenever a graph or a cache of this build computes or lays out a state in another way."""
+
+
+def open_prefixes(
+    settings: EngineSettings, binding: MlxAutoregressiveBinding, info: ModelInfo, *, state_bytes: int
+) -> PrefixKeeper:
+    """The store in memory, never larger than the `state_bytes` that it shares, and one on disk if it was asked for."""
+    wanted = settings.prefix_cache_bytes
+    capacity_bytes = int(state_bytes * PREFIX_SHARE) if wanted is None else min(wanted, state_bytes)
+    disk = None
+    if settings.prefix_cache_dir is not None and capacity_bytes:
+        disk = PrefixDisk(
+            settings.prefix_cache_dir,
+            identity=state_identity(info),
+            capacity_bytes=settings.prefix_cache_disk_bytes or DEFAULT_DISK_BYTES,
+        )
+    return PrefixKeeper(PrefixStore(capacity_bytes), binding.cache_builder.restore, disk)
+
+
+def state_identity(info: ModelInfo) -> str:
+    """Everything that must be equal for a state written by one process to serve another: weights, code, arithmetic."""
+    composition = info.composition
+    return json.dumps(
+        {
+            "weights": info.fingerprint,
+            "model_type": info.model_type,
+            "graph": asdict(info.descriptor),
+            "geometry": asdict(info.geometry),
+            "kv": asdict(composition.kv),
+            "paged_kv": None if composition.paged_kv is None else asdict(composition.paged_kv),
+            "compute_dtype": composition.compute_dtype,
+            "row_tile_tokens": composition.row_tile_tokens,
+            "library_arithmetic": composition.library_arithmetic,
+            "device": [info.runtime.device, info.runtime.device_name],
+            "blas": info.runtime.blas,
+            "versions": [info.runtime.mlx_version, STATE_REVISION],
+        },
+        sort_keys=True,
+    )

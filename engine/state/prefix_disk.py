@@ -1,0 +1,266 @@
+"""Keeps prefixes on disk, so that they survive a restart: one file for each, written by a worker of its own.
+
+Files lie in FOLDER/CONFIGURATION/NAMESPACE/, named by digests alone; there is no index file. What is damaged is
+removed, what others wrote is left alone, and a folder that cannot be written costs one line of the log. Another server
+may use the same folder. `offer` and `load` belong to the engine thread. Units: tokens and bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from engine.contracts.errors import ArtifactError
+from engine.contracts.snapshot import usable_tokens
+from engine.runtime.private_directory import make_private_directory
+from engine.state.prefix_arrays import to_device, to_host
+from engine.state.prefix_file import (
+    SUFFIX,
+    ForeignPrefixError,
+    PrefixRecord,
+    read_prefix_file,
+    read_prefix_record,
+    remove_orphans,
+    write_prefix_file,
+)
+from engine.state.prefix_index import TOKEN_BYTES, PrefixIndex, length_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from engine.contracts.snapshot import LayerSnapshot
+    from engine.state.prefix_file import HostTensor
+    from engine.state.prefix_store import PrefixEntry
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES: Final = 256 * 1024**2
+"""States that may wait for the worker; the oldest are dropped beyond that."""
+CLOSE_SECONDS: Final = 5.0
+"""How long `close` waits for what is queued."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """An entry on disk."""
+
+    record: PrefixRecord
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class DiskHit:
+    """An entry on disk, and how many of its tokens serve."""
+
+    stored: StoredPrefix
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    record: PrefixRecord
+    layers: Sequence[Mapping[str, HostTensor]]
+    nbytes: int
+
+
+class PrefixDisk:
+    """The entries of one configuration in `folder`, within a number of bytes for the whole folder."""
+
+    def __init__(self, folder: Path, *, identity: str, capacity_bytes: int) -> None:
+        """Start the worker, which first reads the headers of what is there.
+
+        Args:
+            folder: made when there is something to write; nobody else can read it.
+            identity: whatever must be equal for a state to be of use: weights, arithmetic, layout.
+            capacity_bytes: bytes of all files; those unused for longest go first.
+        """
+        self._folder = folder
+        self._identity = _digest(identity.encode("utf-8"))
+        self._capacity_bytes = capacity_bytes
+        self._changed = threading.Condition()
+        self._index = PrefixIndex[StoredPrefix]()
+        self._queue: deque[_Queued] = deque()
+        self._is_busy = True
+        self._is_closing = False
+        self._has_warned = False
+        self._worker = threading.Thread(target=self._run, name="mlx-stream-prefixes", daemon=True)
+        self._worker.start()
+
+    def __len__(self) -> int:
+        """Entries known."""
+        with self._changed:
+            return len(self._index)
+
+    def find(self, namespace: str, key: bytes, *, cut_tokens: int = 1) -> DiskHit | None:
+        """The entry that serves most of the prompt `key`; see `PrefixStore.find`. Touches no file."""
+        with self._changed:
+            found = self._index.longest(
+                namespace,
+                key[:-TOKEN_BYTES],
+                lambda stored, shared: usable_tokens(stored.record.layers, shared - shared % cut_tokens),
+            )
+        return None if found is None else DiskHit(*found)
+
+    def load(self, stored: StoredPrefix) -> list[LayerSnapshot] | None:
+        """Read an entry, verified; None when it is gone or damaged, and then it is forgotten."""
+        try:
+            record, tensors = read_prefix_file(stored.path)
+        except (ArtifactError, ForeignPrefixError) as error:
+            logger.warning("a kept prefix is dropped: %s", error)
+            self._forget(stored)
+            return None
+        with suppress(OSError):
+            os.utime(stored.path)
+        return to_device(record.layers, tensors)
+
+    def offer(self, entry: PrefixEntry) -> None:
+        """Have `entry` written, unless one that is there or waits does its work already."""
+        tokens = length_of(entry.key)
+        with self._changed:
+            known = [stored.record for stored in self._index.descendants(entry.namespace, entry.key)]
+            known += [queued.record for queued in self._queue if _begins(queued.record, entry)]
+        if entry.nbytes > self._capacity_bytes or any(record.serves(tokens) for record in known):
+            return
+        queued = _Queued(self._record(entry), to_host(entry.snapshots), entry.nbytes)
+        with self._changed:
+            self._queue = deque(one for one in self._queue if not _replaces(queued.record, one.record))
+            self._queue.append(queued)
+            while len(self._queue) > 1 and sum(one.nbytes for one in self._queue) > QUEUE_BYTES:
+                self._queue.popleft()
+            self._changed.notify_all()
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until everything is read and written; returns whether it came to that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._is_busy, seconds)
+
+    def close(self) -> None:
+        """Let the worker finish what is queued, for a while."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._worker.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._scan()
+        except OSError as error:
+            self._warn(error)
+        while (queued := self._next()) is not None:
+            try:
+                self._write(queued)
+            except OSError as error:
+                self._warn(error)
+            except Exception:
+                logger.exception("a prefix could not be written")
+
+    def _next(self) -> _Queued | None:
+        with self._changed:
+            self._is_busy = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._queue or self._is_closing)
+            self._is_busy = bool(self._queue)
+            return self._queue.popleft() if self._queue else None
+
+    def _scan(self) -> None:
+        for folder in self._folder.glob("*/*"):
+            remove_orphans(folder)
+        for path in sorted(self._folder.glob(f"{self._identity}/*/*{SUFFIX}")):
+            try:
+                record = read_prefix_record(path)
+            except ForeignPrefixError:
+                continue
+            except ArtifactError as error:
+                logger.warning("a kept prefix is dropped: %s", error)
+                path.unlink(missing_ok=True)
+                continue
+            if record.identity == self._identity and path == self._path(record.namespace, record.key):
+                with self._changed:
+                    self._index.put(record.namespace, record.key, StoredPrefix(record, path))
+        self._make_room(0)
+
+    def _write(self, queued: _Queued) -> None:
+        path = self._path(queued.record.namespace, queued.record.key)
+        for folder in (self._folder, path.parent.parent, path.parent):
+            make_private_directory(folder)
+        self._make_room(queued.nbytes)
+        write_prefix_file(path, queued.record, queued.layers)
+        stored = StoredPrefix(queued.record, path)
+        with self._changed:
+            ancestors = list(self._index.ancestors(queued.record.namespace, queued.record.key))
+            self._index.put(queued.record.namespace, queued.record.key, stored)
+        for one in ancestors:
+            if queued.record.serves(length_of(one.record.key)):
+                self._forget(one)
+        self._make_room(0)
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Remove the files that were used least recently, whoever wrote them, until `needed_bytes` fit."""
+        files = sorted(self._files())
+        total = sum(size_bytes for _, size_bytes, _ in files)
+        known = {stored.path: stored for stored in self._stored()}
+        for _, size_bytes, path in files:
+            if total + needed_bytes <= self._capacity_bytes:
+                return
+            if path in known:
+                self._forget(known[path])
+            else:
+                path.unlink(missing_ok=True)
+            total -= size_bytes
+
+    def _files(self) -> Iterator[tuple[int, int, Path]]:
+        """When each entry in the folder was used last, its size, and where it is."""
+        for path in self._folder.glob(f"*/*/*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    yield status.st_mtime_ns, status.st_size, path
+
+    def _stored(self) -> list[StoredPrefix]:
+        with self._changed:
+            return list(self._index)
+
+    def _forget(self, stored: StoredPrefix) -> None:
+        with self._changed:
+            if self._index.get(stored.record.namespace, stored.record.key) is stored:
+                self._index.remove(stored.record.namespace, stored.record.key)
+        with suppress(OSError):
+            stored.path.unlink(missing_ok=True)
+
+    def _record(self, entry: PrefixEntry) -> PrefixRecord:
+        layers = tuple(
+            type(layer)(
+                kind=layer.kind, tokens=layer.tokens, least_tokens=layer.least_tokens, facts=layer.facts, arrays={}
+            )
+            for layer in entry.snapshots
+        )
+        return PrefixRecord(identity=self._identity, namespace=entry.namespace, key=entry.key, layers=layers)
+
+    def _path(self, namespace: str, key: bytes) -> Path:
+        return self._folder / self._identity / _digest(namespace.encode("utf-8")) / f"{_digest(key)}{SUFFIX}"
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("prefixes are not kept on disk (%s); generations go on", error.strerror or error)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _begins(record: PrefixRecord, entry: PrefixEntry) -> bool:
+    return record.namespace == entry.namespace and record.key.startswith(entry.key)
+
+
+def _replaces(newer: PrefixRecord, older: PrefixRecord) -> bool:
+    same_line = newer.namespace == older.namespace and newer.key.startswith(older.key)
+    return same_line and newer.serves(length_of(older.key))
