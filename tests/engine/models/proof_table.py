@@ -1,0 +1,104 @@
+"""Writes docs/models.md: every family, what sets it apart, and what the tests prove of it.
+
+Derived from the families' records and from the cases that the tests run, so that the page cannot claim more.
+`python -m tests.engine.models.proof_table` writes it; a test compares.
+"""
+
+from pathlib import Path
+
+from engine.artifacts.families import ALIASES, FAMILIES
+from engine.artifacts.huggingface import model_config
+from tests.engine.models import tiny_families
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
+
+INTRODUCTION = """# Models
+
+These families run as native graphs, in packed steps. Each is a record in `engine/artifacts/families.py`.
+This page is written by `python -m tests.engine.models.proof_table`, from those records and from the tests' cases.
+
+## What is proven of every case below
+
+Each case is a tiny model with random weights, made by mlx-lm, saved, and read as a user's files are
+(`tests/engine/models/test_families.py`). In float32:
+
+* logits equal mlx-lm's within 1e-5 of the largest, with mlx's own exponential and with the faster one for CPUs;
+* they are mlx-lm's own bits, with mlx's own arithmetic and BLAS, in the cases that the last column counts; elsewhere
+  mlx-lm's rotating cache adds in another order;
+* 64 greedy ids equal mlx-lm's;
+* a row's logits in company are the bits of the row alone, with `--row-tile-tokens`;
+* with weights quantized by MLX, kept packed or unpacked, logits equal mlx-lm's within 1e-5.
+
+Of every family: a tensor that is missing, has another shape or is not used, a bias that is not announced, a field of
+another kind and an activation that the graph does not have are refused, and the message names them
+(`tests/engine/models/test_family_refusals.py`).
+
+## Families
+"""
+
+ROTATION = """
+## Rotation
+
+In every family: `default`, `linear`, `dynamic` (within the trained context), `llama3`, `yarn`, `longrope` (`su`) and
+`proportional`, in the spellings of old and new files; sliding layers may rotate in their own way. Other kinds are
+refused by name.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = ["| `model_type` | what sets it apart | cases | bits |", "| --- | --- | --- | --- |"]
+    rows += [_row(name) for name in tiny_families.FAMILIES]
+    return INTRODUCTION + "\n" + "\n".join(rows) + "\n" + ROTATION
+
+
+def _row(name: str) -> str:
+    cases = tiny_families.FAMILIES[name].cases
+    equal = sum(not _slides(name, changes) for changes in cases.values())
+    return f"| `{name}` | {_apart(name)} | {'; '.join(cases)} | {equal} of {len(cases)} |"
+
+
+def _slides(name: str, changes: dict[str, object]) -> bool:
+    return model_config(tiny_families.config_of(name, changes)).sliding_window > 0
+
+
+def _apart(name: str) -> str:
+    """In words, what the record of a family states differently from llama's."""
+    family, llama = (ALIASES | FAMILIES)[name], FAMILIES["llama"]
+    norms = family.norms
+    facts = {
+        "layer norms with biases": family.norm == "layer",
+        "norms by 1 + gain": family.norm == "rms_plus_one",
+        "norms after both parts alone": bool(norms.after_mixer) and not norms.before_mixer,
+        "norms before and after both parts": bool(norms.after_mixer and norms.before_mixer),
+        "queries and keys normed over each head": family.head_norms == "each",
+        "queries and keys normed over all heads": family.head_norms == "all",
+        "query, key and value in one tensor": len(family.query_key_value) == 1,
+        "gate and up in one tensor": family.gated and len(family.feed_forward) == 1,
+        "no gate": not family.gated,
+        {"gelu": "exact GELU", "gelu_tanh": "GELU by tanh"}.get(family.activation, ""): family.activation != "silu",
+        "query, key and value biases": family.attention_bias is True,
+        "scaled embeddings": family.embedding_scale != "one",
+        "soft caps": "attn_logit_softcapping" in family.defaults,
+        "factors on embeddings, residuals, scores and logits": "attention_multiplier" in family.defaults,
+        "layers without rotation": "no_rope_layer_interval" in family.defaults,
+        "part of a head rotates": "partial_rotary_factor" in family.defaults,
+        _SLIDING[family.sliding]: family.sliding != llama.sliding,
+        "routed experts": family.mixture is not None,
+        "tensors of a multimodal checkpoint, vision dropped": bool(family.dropped),
+    }
+    return ", ".join(fact for fact, holds in facts.items() if holds) or "the plain form"
+
+
+_SLIDING = {
+    "stated": "",
+    "throughout": "one window for all layers",
+    "in_use": "a window for all layers where it is switched on",
+    "alternating": "every second layer slides",
+    "pattern": "all but every n-th layer slide, and rotate in their own way",
+    "upper_layers": "upper layers slide where that is switched on",
+    "unrotated": "layers without rotation slide where that is switched on",
+}
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
