@@ -5,14 +5,9 @@ Everything here is concrete; a graph without a composition runs under `COMPOSITI
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvStorageScheme:
-    """How keys and values are stored. `plain` keeps them in the activations' dtype."""
-
-    kind: str = "plain"
+from engine.contracts.kv_scheme import PLAIN_KV, KvStorageScheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +29,7 @@ class Composition:
 
     device: str = "cpu"
     compute_dtype: str = "float32"
-    kv: KvStorageScheme = field(default_factory=KvStorageScheme)
+    kv: KvStorageScheme = PLAIN_KV
     paged_kv: PagedKvComposition | None = None
     prefill_chunk_tokens: int | None = None
     prefill_tail_split: bool = True
@@ -43,6 +38,11 @@ class Composition:
     max_rows: int = 32
     row_tile_tokens: int | None = None
     library_arithmetic: bool = False
+
+    @property
+    def kv_store_key(self) -> str:
+        """The name under which rows' state of this form is kept; state of another name is of no use here."""
+        return self.kv.store_key if self.paged_kv is None else f"{self.kv.store_key}-b{self.paged_kv.block_tokens}"
 
     @property
     def composes_exponentials(self) -> bool:

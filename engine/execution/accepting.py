@@ -110,14 +110,19 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         execution=resolve_execution(composition, prompt_cache=prefix is not None),
         prefix=prefix,
         chunk_is_exact=request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None,
-        state_bytes=_state_bytes(resident, len(prompt_ids) + options.max_tokens),
+        state_bytes=_state_bytes(resident, len(prompt_ids), options),
     )
 
 
-def _state_bytes(resident: Resident, tokens: int) -> int:
+def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOptions) -> int:
     """What the row will hold at its longest; refused when that could never fit."""
-    element_bytes = ELEMENT_BYTES[resident.info.composition.compute_dtype]
-    needed = row_bytes(resident.info.geometry, tokens, element_bytes)
+    needed = row_bytes(
+        resident.info.geometry,
+        prompt_tokens + options.max_tokens,
+        ELEMENT_BYTES[resident.info.composition.compute_dtype],
+        kv=resident.info.composition.kv,
+        chunk_tokens=min(prompt_tokens, options.prefill_chunk_size),
+    )
     if needed > resident.state_bytes:
         raise InsufficientMemoryError(needed_bytes=needed, budget_bytes=resident.state_bytes)
     return needed

@@ -13,4 +13,5 @@ if TYPE_CHECKING:
 
 def smallest_row_bytes(model: ModelInfo) -> int:
     """Bytes of the state of a row with a prompt of one token and one token of output."""
-    return row_bytes(model.geometry, 2, ELEMENT_BYTES[model.composition.compute_dtype])
+    composition = model.composition
+    return row_bytes(model.geometry, 2, ELEMENT_BYTES[composition.compute_dtype], kv=composition.kv, chunk_tokens=1)

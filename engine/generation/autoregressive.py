@@ -44,6 +44,7 @@ def dispatch_packed_step(
     """
     shares = [_share(row, after) for row in rows]
     segments = [PackedSegment(len(share.unit.tokens), share.row.caches) for share in shares]
+    binding.maintain(segments)
     hidden = binding.hidden(_packed_tokens(shares, after), segments)
     sampled = _sampled(binding, hidden, shares, None if after is None else after.tokens)
     states = [array for share in shares for cache in share.row.caches for array in cache.arrays()]

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.contracts.cache import capacity_for, window_capacity
+from engine.contracts.kv_scheme import PLAIN_KV, layer_scheme
 from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
 
 if TYPE_CHECKING:
     from engine.contracts.graph import GraphGeometry
-
+    from engine.contracts.kv_scheme import KvStorageScheme
 WORKSPACE_BYTES_PER_TOKEN = 550_000
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
@@ -21,10 +22,30 @@ PREFIX_SHARE = 0.25
 """Of the memory for the states of rows, this much may hold kept prefixes while no row needs it."""
 
 
-def row_bytes(geometry: GraphGeometry, tokens: int, element_bytes: int) -> int:
-    """Bytes of a row's caches when they hold `tokens`; also what it adds at most to storage that rows share."""
-    layers = zip(geometry.layer_types, geometry.key_values, strict=True)
-    attended = sum(_slots(geometry, kind, tokens) * 2 * values * element_bytes for kind, values in layers)
+def row_bytes(
+    geometry: GraphGeometry,
+    tokens: int,
+    element_bytes: int,
+    *,
+    kv: KvStorageScheme = PLAIN_KV,
+    chunk_tokens: int = 0,
+) -> int:
+    """Bytes of a row's caches when they hold `tokens`; also what it adds at most to storage that rows share.
+
+    Args:
+        geometry: the graph's sizes.
+        tokens: prompt and completion together.
+        element_bytes: bytes of a number in the activations' dtype.
+        kv: how keys and values are stored.
+        chunk_tokens: the widest chunk of the row's prompt; the first one is plain until it was read.
+    """
+    attended = 0
+    for layer, (kind, values) in enumerate(zip(geometry.layer_types, geometry.key_values, strict=True)):
+        scheme = layer_scheme(kv, layer, sliding=kind == "sliding_attention")
+        settled = _slots(geometry, kind, tokens) * scheme.token_bytes(values, element_bytes)
+        unconverted = min(tokens, scheme.start + chunk_tokens)
+        plain = _slots(geometry, kind, unconverted) * PLAIN_KV.token_bytes(values, element_bytes)
+        attended += max(settled, plain)
     return attended + recurrent_bytes(geometry, element_bytes)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.families import FAMILIES
-from engine.contracts.graph import AdapterCapability, GraphDeclaration, SpeculationCapability
+from engine.contracts.graph import AdapterCapability, GraphDeclaration, KvCapability, SpeculationCapability
 from engine.models.mixture import RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
 from engine.models.self_attention import SelfAttention
@@ -93,6 +93,7 @@ class DecoderGraph:
         """What the graph promises: nothing that no request can ask of it yet."""
         return GraphDeclaration(
             adapters=AdapterCapability(batched=False, mountable=False),
+            kv=KvCapability(delayed_affine="ordinary"),
             speculation=SpeculationCapability(
                 adapters=False,
                 logprobs=False,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.graph import LINEAR_ATTENTION
-from engine.state.kv_cache import KvCache
+from engine.contracts.kv_scheme import AffineKv, PlainKv, TurboKv, layer_scheme
+from engine.state.affine_codec import AffineCodec
+from engine.state.kv_cache import Conversion, KvCache
 from engine.state.kv_pool import KvPool
 from engine.state.plain_codec import PlainCodec
 from engine.state.recurrent_cache import RecurrentCache
+from engine.state.turbo_codec import TurboCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry
+    from engine.contracts.kv_scheme import LayerKv
     from engine.contracts.snapshot import LayerSnapshot
 
 
@@ -24,30 +27,27 @@ class CacheBuilder:
     """Makes the caches of each row of one graph; rows may share storage that it owns."""
 
     def __init__(self, geometry: GraphGeometry, composition: Composition) -> None:
-        """Fix the kinds.
-
-        Raises:
-            UnsupportedOptionError: the composition names a KV scheme that is not built yet.
-        """
-        if composition.kv.kind != "plain" or composition.paged_kv is not None:
-            raise UnsupportedOptionError("composition.kv", f"KV scheme {composition.kv.kind!r} is not available")
+        """Fix the form of each layer."""
         self._geometry = geometry
-        self._plain = PlainCodec(composed=composition.composes_exponentials)
-        together = composition.composes_exponentials and composition.row_tile_tokens is None
+        self._composed = composition.composes_exponentials
+        self._plain = PlainCodec(composed=self._composed)
+        self._conversions = [
+            self._conversion(layer_scheme(composition.kv, layer, sliding=bool(self._window(kind))))
+            for layer, kind in enumerate(geometry.layer_types)
+        ]
+        together = self._composed and composition.row_tile_tokens is None
         self._pool = KvPool(geometry.layers) if together else None
+
+    @property
+    def converts(self) -> bool:
+        """Whether a cache may have to change its form between steps, so that `Cache.maintain` must be called."""
+        return any(self._conversions)
 
     def make_caches(self) -> list[Cache]:
         """Fresh caches, one per layer."""
-        kinds = self._geometry.layer_types
-        pooled = [None] * len(kinds) if self._pool is None else self._pool.make_caches()
-        return [self._cache(kind, seat) for kind, seat in zip(kinds, pooled, strict=True)]
-
-    def _cache(self, kind: str, pooled: Cache | None) -> Cache:
-        if kind == LINEAR_ATTENTION:
-            return RecurrentCache()
-        if pooled is None or self._window(kind):
-            return KvCache(self._plain, window=self._window(kind))
-        return pooled
+        layers = range(self._geometry.layers)
+        pooled = [None] * len(layers) if self._pool is None else self._pool.make_caches()
+        return [self._cache(layer, seat) for layer, seat in zip(layers, pooled, strict=True)]
 
     def restore(self, snapshots: Sequence[LayerSnapshot], tokens: int) -> list[Cache]:
         """Caches of a new row that hold the first `tokens` of `snapshots`, one for each layer.
@@ -64,6 +64,25 @@ class CacheBuilder:
                 cache.close()
             raise
         return caches
+
+    def _cache(self, layer: int, pooled: Cache | None) -> Cache:
+        kind, conversion = self._geometry.layer_types[layer], self._conversions[layer]
+        if kind == LINEAR_ATTENTION:
+            return RecurrentCache()
+        if pooled is not None and conversion is None and not self._window(kind):
+            return pooled
+        return KvCache(self._plain, window=self._window(kind), conversion=conversion)
+
+    def _conversion(self, scheme: LayerKv) -> Conversion | None:
+        match scheme:
+            case PlainKv():
+                return None
+            case AffineKv():
+                affine = AffineCodec(bits=scheme.bits, group_size=scheme.group_size, composed=self._composed)
+                return Conversion(affine, scheme.start)
+            case TurboKv():
+                turbo = TurboCodec(key_bits=scheme.key_bits, value_bits=scheme.value_bits, composed=self._composed)
+                return Conversion(turbo, scheme.start)
 
     def _window(self, kind: str) -> int:
         return self._geometry.sliding_window if kind == "sliding_attention" else 0

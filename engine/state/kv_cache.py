@@ -114,7 +114,7 @@ class KvCache:
         """See `engine.contracts.cache.Cache.snapshot`."""
         kept = min(self._held, self._window - 1) if self._first else self._held
         parts = [part[:, :, self._held - kept : self._held] for part in self._parts]
-        least = self._offset if self._first else self._least
+        least = self._offset if self._first else min(self._least, self._offset)
         return take_snapshot(self._codec, parts, tokens=self._offset, least_tokens=least, facts=self._window_facts)
 
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:

@@ -17,6 +17,7 @@ from engine.contracts.graph import (
     STATE_ABI_CACHE_ARRAY,
     GraphDescriptor,
 )
+from engine.generation.bindings.kv_storage import refuse_unreadable_storage
 from engine.generation.bindings.prefill_policy import resolve_mlx_prefill_policy
 from engine.state.build import CacheBuilder
 
@@ -50,6 +51,13 @@ class MlxAutoregressiveBinding:
         """Fresh state for one row, as the composition says."""
         return self.cache_builder.make_caches()
 
+    def maintain(self, segments: Sequence[PackedSegment]) -> None:
+        """Before a step of `segments`: convert state that is due, layer by layer."""
+        if self.cache_builder.converts:
+            for segment in segments:
+                for cache in segment.caches:
+                    cache.maintain()
+
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]."""
         return self.graph.hidden(tokens, segments)
@@ -64,12 +72,14 @@ def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding
 
     Raises:
         GraphContractError: the graph declares another method, or promises an operation that it lacks.
+        ConfigurationError: its attention cannot read the form in which the composition stores keys and values.
     """
     declaration = graph.graph_capabilities
     if declaration.method != "autoregressive":
         raise GraphContractError(f"the graph declares the {declaration.method} method, not the autoregressive one")
     _refuse_unkept_promises(declaration)
     composition = graph.composition or COMPOSITION_DEFAULTS
+    refuse_unreadable_storage(declaration, graph.geometry, composition)
     binding = MlxAutoregressiveBinding(
         graph=graph,
         descriptor=GraphDescriptor(

@@ -149,6 +149,9 @@ class NearTies:
     plain: int
     composition: Composition = COMPOSITION_DEFAULTS
 
+    def maintain(self, segments):
+        pass
+
     def hidden(self, tokens, segments):
         for segment in segments:
             for cache in segment.caches:

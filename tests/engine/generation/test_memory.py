@@ -5,8 +5,9 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from engine.contracts.composition import COMPOSITION_DEFAULTS
+from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.graph import GraphGeometry
+from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, TurboKv
 from engine.generation.memory import row_bytes, state_budget_bytes, workspace_bytes
 from engine.state.build import build_caches
 
@@ -34,6 +35,35 @@ def test_the_prediction_equals_what_the_caches_hold(tokens, dtype, window):
         keys = mx.zeros((1, 2, tokens, 16), dtype=dtype)
         cache.attend(mx.zeros((1, 4, tokens, 16), dtype=dtype), keys, keys, scale=1.0)
     assert sum(cache.nbytes for cache in caches) == row_bytes(geometry(window=window), tokens, dtype.size)
+
+
+@pytest.mark.parametrize("chunks", [[1], [200], [200, 400], [300, 1, 1], [64] * 12])
+@pytest.mark.parametrize("window", [0, 240])
+@pytest.mark.parametrize(
+    "kv",
+    [
+        AffineKv(bits=4, group_size=32),
+        AffineKv(bits=8, start=300),
+        TurboKv(key_bits=4, value_bits=4),
+        AffineLayersKv(layers=(AffineLayer(layer=1, bits=4, group_size=64),)),
+    ],
+)
+def test_quantized_rows_never_hold_more_than_was_predicted(chunks, window, kv):
+    sizes, tokens = geometry(head_dim=64, window=window), sum(chunks)
+    caches = build_caches(sizes, Composition(kv=kv))
+    predicted = row_bytes(sizes, tokens, 4, kv=kv, chunk_tokens=max(chunks))
+    for chunk in chunks:
+        for cache in caches:
+            cache.maintain()
+            keys = mx.zeros((1, 2, chunk, 64))
+            cache.attend(mx.zeros((1, 4, chunk, 64)), keys, keys, scale=1.0)
+        assert sum(cache.nbytes for cache in caches) <= predicted
+    for cache in caches:
+        cache.maintain()
+    held = sum(cache.nbytes for cache in caches)
+    if tokens >= kv.start:
+        assert held == row_bytes(sizes, tokens, 4, kv=replace(kv, start=0))
+    assert predicted <= row_bytes(sizes, tokens, 4)
 
 
 def test_the_workspace_counts_scores_only_where_no_fused_kernel_serves():

@@ -7,10 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.contracts.cache import GROWTH_TOKENS
-from engine.contracts.composition import Composition, KvStorageScheme
-from engine.contracts.errors import UnsupportedOptionError
-from engine.contracts.graph import GraphGeometry
-from engine.state.build import build_caches
 from engine.state.kv_cache import KvCache
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
@@ -72,18 +68,3 @@ def test_a_closed_cache_holds_nothing():
     attend_in_cuts(cache, tokens(1, 3), [])
     cache.close()
     assert (cache.offset, cache.nbytes, list(cache.arrays())) == (0, 0, [])
-
-
-def test_an_unknown_scheme_is_refused_rather_than_replaced():
-    geometry = GraphGeometry(
-        vocab_size=4,
-        hidden_size=4,
-        layers=1,
-        heads=1,
-        kv_heads=1,
-        head_dim=4,
-        context_length=8,
-        layer_types=("full_attention",),
-    )
-    with pytest.raises(UnsupportedOptionError, match="turbo"):
-        build_caches(geometry, Composition(kv=KvStorageScheme(kind="turbo")))

@@ -9,51 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.contracts.cache import SLACK_TOKENS, window_capacity
 from engine.contracts.snapshot import usable_tokens
-from engine.ops.attention import causal_attention
 from engine.state.kv_cache import KvCache
 from engine.state.plain_codec import PlainCodec
+from tests.engine.state.oracle import KV_HEADS, KeepsEverything, random_tokens
 
-KV_HEADS, HEADS, DIM = 2, 4, 4
+DIM = 4
 TOKEN_BYTES = 2 * KV_HEADS * DIM * 4
 
 
-class KeepsEverything:
-    """The oracle: lists of positions, and attention over all of them."""
-
-    def __init__(self, window, composed):
-        self.window, self.composed = window, composed
-        self.keys = self.values = np.zeros((1, KV_HEADS, 0, DIM), np.float32)
-
-    @property
-    def offset(self):
-        return self.keys.shape[2]
-
-    def attend(self, queries, keys, values, *, scale):
-        self.keys, self.values = (
-            np.concatenate([held, np.array(new)], axis=2) for held, new in ((self.keys, keys), (self.values, values))
-        )
-        return causal_attention(
-            queries,
-            mx.array(self.keys),
-            mx.array(self.values),
-            scale=scale,
-            window=self.window,
-            composed=self.composed,
-        )
-
-    def cut(self, tokens):
-        self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
-
-
-def tokens(generator, count):
-    return [
-        mx.array(generator.normal(size=(1, heads, count, DIM)).astype(np.float32))
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
-    ]
-
-
 def both(window, composed=True):
-    return KvCache(PlainCodec(composed=composed), window=window), KeepsEverything(window, composed)
+    oracle = KeepsEverything(dim=DIM, window=window, composed=composed)
+    return KvCache(PlainCodec(composed=composed), window=window), oracle
 
 
 class Sliding(RuleBasedStateMachine):
@@ -66,7 +32,7 @@ class Sliding(RuleBasedStateMachine):
 
     @rule(count=st.sampled_from([1, 1, 1, 1, 2, 7, 33, 80, 300]))
     def append(self, count):
-        parts = tokens(self.random, count)
+        parts = random_tokens(self.random, count, DIM)
         found, wanted = (cache.attend(*parts, scale=0.5) for cache in (self.cache, self.oracle))
         assert mx.array_equal(found, wanted).item()
         if count == 1:
@@ -113,22 +79,22 @@ def test_a_token_that_was_fed_by_mistake_is_taken_back_exactly_after_the_window_
     cache, oracle = both(16)
     random = np.random.default_rng(0)
     for _ in range(3 * (16 + SLACK_TOKENS)):
-        cache.attend(*tokens(random, 1), scale=0.5)
+        cache.attend(*random_tokens(random, 1, DIM), scale=0.5)
         cache.trim(1)
-        parts = tokens(random, 1)
+        parts = random_tokens(random, 1, DIM)
         assert mx.array_equal(cache.attend(*parts, scale=0.5), oracle.attend(*parts, scale=0.5)).item()
 
 
 def test_a_sliding_layer_holds_its_window_whatever_it_has_read():
     cache, _ = both(16)
-    cache.attend(*tokens(np.random.default_rng(0), 1000), scale=0.5)
+    cache.attend(*random_tokens(np.random.default_rng(0), 1000, DIM), scale=0.5)
     assert cache.nbytes == window_capacity(16) * TOKEN_BYTES
     assert cache.offset == 1000
 
 
 def test_a_snapshot_of_another_window_is_refused():
     cache, _ = both(16)
-    cache.attend(*tokens(np.random.default_rng(0), 100), scale=0.5)
+    cache.attend(*random_tokens(np.random.default_rng(0), 100, DIM), scale=0.5)
     for other in (KvCache(window=17), KvCache()):
         with pytest.raises(ValueError, match="window"):
             other.restore(cache.snapshot(), 100)
