@@ -79,6 +79,7 @@ class Row:
         self._submitted_at = submitted_at
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
+        self._newest_token_at: float | None = None
         self._unit_limit: int | None = None
         self._fed = self._prompt
         self._fed_tokens = 0
@@ -199,8 +200,9 @@ class Row:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
         index = len(self._generated)
         self._generated.append(token)
+        self._newest_token_at = self._clock()
         if self._first_token_at is None:
-            self._first_token_at = self._clock()
+            self._first_token_at = self._newest_token_at
         if token in self.options.eos_token_ids:
             return None, *self._ended(FinishReason.STOP)
         pushed = self._text.push(token)
@@ -235,17 +237,18 @@ class Row:
         return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
 
     def stats(self) -> GenerateStats:
-        """Statistics up to now; before a second token there was no decoding. Source: reference, autoregressive §1.2."""
+        """Statistics up to now: what was never reached took no time. Source: reference, autoregressive §1.2."""
         now = self._clock()
-        admitted = self._admitted_at if self._admitted_at is not None else now
-        first = self._first_token_at if self._first_token_at is not None else now
-        prefill_ms = 1000 * (first - admitted)
-        decode_ms = 1000 * (now - first) if len(self._generated) > 1 else 0.0
+        admitted = now if self._admitted_at is None else self._admitted_at
+        first = now if self._first_token_at is None else self._first_token_at
+        newest = now if self._newest_token_at is None else self._newest_token_at
+        prefill_ms, decode_ms = 1000 * (first - admitted), 1000 * (newest - first)
+        prefilled_tokens = len(self._prompt) if self._generated else self.prefilled_tokens
         return GenerateStats(
             prompt_tokens=len(self._prompt),
             cached_tokens=self._cached_tokens,
             generated_tokens=len(self._generated),
-            prefill_tps=tokens_per_second(max(0, self.prefilled_tokens - self._cached_tokens), prefill_ms),
+            prefill_tps=tokens_per_second(max(0, prefilled_tokens - self._cached_tokens), prefill_ms),
             decode_tps=tokens_per_second(len(self._generated), decode_ms),
             prefill_ms=prefill_ms,
             decode_ms=decode_ms,
