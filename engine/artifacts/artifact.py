@@ -16,6 +16,7 @@ from engine.artifacts.consistency import HEAD_WEIGHT, check_weights, logical_sha
 from engine.artifacts.fields import read_object
 from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from engine.artifacts.model_files import is_named, naming_folder
+from engine.artifacts.recurrent_fields import has_original_convolutions
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def _open_folder(folder: Path) -> Artifact:
         raise MissingArtifactError(folder.name, _what_is_there_instead(folder))
     document = read_object(folder / huggingface.CONFIG_FILE)
     tensors = huggingface.canonical_tensors(document, safetensors.read_folder(folder))
-    config = huggingface.read_config(folder, document, head_is_stored=HEAD_WEIGHT in tensors)
+    config = huggingface.read_config(
+        folder, document, head_is_stored=HEAD_WEIGHT in tensors, is_original=has_original_convolutions(tensors)
+    )
     check_weights(folder.name, config, tensors)
     return Artifact(path=folder, kind="huggingface", config=config, tensors=tensors, text_files=_text_files(folder))
 

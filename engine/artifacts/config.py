@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.artifacts.mixtures import Mixture
 from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
-from engine.contracts.graph import GraphGeometry
+from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, RecurrentGeometry
 from engine.contracts.options import OptionDefaults
 from engine.contracts.rope import RopeConfig, RopeKind
 
@@ -60,7 +60,8 @@ class ModelConfig:
     is 0 when no layer slides. `layer_ropes` has one entry per layer, None for one that does not rotate.
     `attention_bias` is of queries, keys and values. `stored_dtype` is the dtype that the files state for dense
     weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`. `mixture` describes the
-    experts of a model that has some.
+    experts of a model that has some, `recurrent` the state of layers that attend linearly. `gains_less_one`: the norms'
+    gains are stored so.
     """
 
     model_type: str
@@ -87,6 +88,8 @@ class ModelConfig:
     option_defaults: OptionDefaults = field(default_factory=OptionDefaults)
     stored_dtype: str = ""
     mixture: Mixture | None = None
+    recurrent: RecurrentGeometry | None = None
+    gains_less_one: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -105,7 +108,15 @@ class ModelConfig:
             context_length=self.context_length,
             layer_types=self.layer_types,
             sliding_window=self.sliding_window,
+            layer_key_values=self._layer_key_values(),
+            recurrent=self.recurrent,
         )
+
+    def _layer_key_values(self) -> tuple[int, ...]:
+        """See `GraphGeometry.layer_key_values`."""
+        if LINEAR_ATTENTION not in self.layer_types:
+            return ()
+        return tuple(0 if kind == LINEAR_ATTENTION else self.kv_heads * self.head_dim for kind in self.layer_types)
 
 
 def union_of_ids(*sources: Iterable[int]) -> tuple[int, ...]:

@@ -197,6 +197,28 @@ QWEN3_MOE: Final = replace(
     mixture=MixtureRecord(),
 )
 
+# The text half; a vision tower and draft layers beside it are not served.
+QWEN3_5: Final = Family(
+    name="qwen3_5",
+    defaults={
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e5,
+        "max_position_embeddings": 131072,
+        "norm_topk_prob": True,
+    },
+    norm="rms_as_stored",
+    head_norms="each",
+    mlp_bias=False,
+    mixture=MixtureRecord(shared="shared_expert"),
+    recurrent=True,
+    gates_attention=True,
+    prefixes={
+        "language_model.model.": "model.",
+        "language_model.lm_head.": "lm_head.",
+        "model.language_model.": "model.",
+    },
+    dropped=("vision_tower.", "model.visual.", "mtp.", "language_model.mtp.", "model.language_model.mtp."),
+)
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
@@ -214,6 +236,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         STARCODER2,
         MIXTRAL,
         QWEN3_MOE,
+        QWEN3_5,
     )
 }
 # What configuration files call a family beside its own name.
@@ -222,4 +245,7 @@ ALIASES: Final[Mapping[str, Family]] = {
     "iquestcoder": LLAMA,
     "xverse": LLAMA,
     "gemma3_text": GEMMA3,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5,
+    "qwen3_5_moe_text": QWEN3_5,
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from engine.artifacts.mixtures import MixtureRecord
 
-Norm = Literal["rms", "rms_plus_one", "layer"]
+Norm = Literal["rms", "rms_plus_one", "rms_as_stored", "layer"]
 HeadNorm = Literal["none", "each", "all"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 Sliding = Literal["stated", "throughout", "in_use", "alternating", "pattern", "upper_layers", "unrotated"]
@@ -40,7 +40,8 @@ class Family:
     Attributes:
         name: the family's own name, that of `ModelConfig.model_type`.
         defaults: fields that its configuration files may leave out.
-        norm: the kind of all norms; "rms_plus_one" stores gains less one.
+        norm: the kind of all norms; "rms_plus_one" stores gains less one, and "rms_as_stored" does so in original files
+            alone: MLX adds the one when it converts them.
         norms: which norms stand around a layer's parts.
         query_key_value: the projections whose joined results are queries, keys and values.
         head_norms: norms of queries and keys: over each head, over all heads of a token, or none.
@@ -58,6 +59,8 @@ class Family:
         prefixes: beginnings of stored tensor names, and what they stand for.
         dropped: beginnings of stored tensor names that belong to parts which are not served.
         mixture: how layers hold experts, where they do.
+        recurrent: whether layers may attend linearly, by the gated delta rule.
+        gates_attention: whether each head's query projection also gives a gate of that head's output.
     """
 
     name: str
@@ -80,3 +83,5 @@ class Family:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None
+    recurrent: bool = False
+    gates_attention: bool = False

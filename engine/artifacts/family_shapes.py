@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.artifacts.families import FAMILIES
 from engine.artifacts.mixtures import expert_tensors
+from engine.contracts.graph import LINEAR_ATTENTION
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
+    from engine.contracts.graph import RecurrentGeometry
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -32,7 +34,10 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
     for layer in range(config.layers):
         part = f"model.layers.{layer}"
         shapes |= _norms(config, family, part)
-        shapes |= _attention(config, family, f"{part}.self_attn")
+        if config.recurrent is not None and config.layer_types[layer] == LINEAR_ATTENTION:
+            shapes |= _recurrent(config, config.recurrent, f"{part}.linear_attn")
+        else:
+            shapes |= _attention(config, family, f"{part}.self_attn")
         if config.mixture is not None and family.mixture is not None and layer in config.mixture.layers:
             shapes |= _experts(config, config.mixture, family.mixture, part, stored)
         else:
@@ -59,7 +64,12 @@ def _norm(family: Family, module: str, size: int) -> Shapes:
 
 def _attention(config: ModelConfig, family: Family, module: str) -> Shapes:
     query, shared = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    rows = {"q_proj": query, "k_proj": shared, "v_proj": shared, "qkv_proj": query + 2 * shared}
+    rows = {
+        "q_proj": query * (2 if family.gates_attention else 1),
+        "k_proj": shared,
+        "v_proj": shared,
+        "qkv_proj": query + 2 * shared,
+    }
     shapes: Shapes = {}
     for name in family.query_key_value:
         shapes |= _product(f"{module}.{name}", rows[name], config.hidden_size, config.attention_bias)
@@ -71,6 +81,22 @@ def _attention(config: ModelConfig, family: Family, module: str) -> Shapes:
             f"{module}.k_norm.weight": (config.head_dim if each else shared,),
         }
     return shapes
+
+
+def _recurrent(config: ModelConfig, sizes: RecurrentGeometry, module: str) -> Shapes:
+    hidden, values = config.hidden_size, sizes.value_heads * sizes.value_dim
+    kernel = (1, sizes.convolution_tokens) if config.gains_less_one else (sizes.convolution_tokens, 1)
+    return {
+        f"{module}.in_proj_qkv.weight": (sizes.channels, hidden),
+        f"{module}.in_proj_z.weight": (values, hidden),
+        f"{module}.in_proj_b.weight": (sizes.value_heads, hidden),
+        f"{module}.in_proj_a.weight": (sizes.value_heads, hidden),
+        f"{module}.conv1d.weight": (sizes.channels, *kernel),
+        f"{module}.A_log": (sizes.value_heads,),
+        f"{module}.dt_bias": (sizes.value_heads,),
+        f"{module}.norm.weight": (sizes.value_dim,),
+        f"{module}.out_proj.weight": (hidden, values),
+    }
 
 
 def _feed_forward(config: ModelConfig, family: Family, module: str) -> Shapes:
@@ -93,7 +119,18 @@ def _experts(
     shapes: Shapes = {f"{module}.{record.router}.weight": (mixture.experts, config.hidden_size)}
     for name in (name for stack in names.gate_up for name in stack):
         shapes[name] = (*leading, rows, config.hidden_size)
-    return shapes | dict.fromkeys(names.down, (*leading, config.hidden_size, mixture.inner))
+    shapes |= dict.fromkeys(names.down, (*leading, config.hidden_size, mixture.inner))
+    return shapes | (_shared_expert(config, mixture, f"{module}.{record.shared}") if record.shared else {})
+
+
+def _shared_expert(config: ModelConfig, mixture: Mixture, module: str) -> Shapes:
+    hidden, inner = config.hidden_size, mixture.shared_inner
+    return {
+        f"{module}.gate_proj.weight": (inner, hidden),
+        f"{module}.up_proj.weight": (inner, hidden),
+        f"{module}.down_proj.weight": (hidden, inner),
+        f"{module}_gate.weight": (1, hidden),
+    }
 
 
 def _product(module: str, rows: int, columns: int, biased: bool) -> Shapes:

@@ -26,6 +26,7 @@ from engine.artifacts.layer_fields import layer_ropes, layer_types
 from engine.artifacts.mixtures import parse_mixture
 from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
+from engine.artifacts.recurrent_fields import parse_recurrent
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.artifacts.family import Family
+    from engine.artifacts.mixtures import Mixture
     from engine.artifacts.quantization import QuantizationConfig
     from engine.artifacts.tensor_header import TensorHeader
 
@@ -40,8 +42,12 @@ CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 
 
-def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored: bool) -> ModelConfig:
-    """Interpret the parsed `config.json` of `folder` with its neighbours; `head_is_stored`: the weights hold `lm_head`.
+def read_config(
+    folder: Path, document: Mapping[str, object], *, head_is_stored: bool, is_original: bool = False
+) -> ModelConfig:
+    """Interpret the parsed `config.json` of `folder` with its neighbours.
+
+    `head_is_stored`: the weights hold `lm_head`; `is_original` as in `model_config`.
 
     Raises:
         ArtifactError: a file is missing, damaged, or of a kind that we do not read.
@@ -51,7 +57,11 @@ def read_config(folder: Path, document: Mapping[str, object], *, head_is_stored:
         generation = read_object(folder / GENERATION_CONFIG_FILE)
         log_unapplied(Fields(GENERATION_CONFIG_FILE, generation))
     return model_config(
-        document, generation=generation, extra_eos_ids=tokenizer_eos_ids(folder), head_is_stored=head_is_stored
+        document,
+        generation=generation,
+        extra_eos_ids=tokenizer_eos_ids(folder),
+        head_is_stored=head_is_stored,
+        is_original=is_original,
     )
 
 
@@ -61,8 +71,12 @@ def model_config(
     generation: Mapping[str, object] | None = None,
     extra_eos_ids: tuple[int, ...] = (),
     head_is_stored: bool = False,
+    is_original: bool = False,
 ) -> ModelConfig:
-    """Interpret parsed `config.json` and `generation_config.json` documents; pure."""
+    """Interpret parsed `config.json` and `generation_config.json` documents; pure.
+
+    `is_original`: the weights are as their authors store them, where MLX stores them otherwise.
+    """
     top = Fields(CONFIG_FILE, document)
     stated = _text_fields(top)
     defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
@@ -81,7 +95,7 @@ def model_config(
         model_type=family.name,
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=fields.count("intermediate_size", _implied_inner(mixture, layers)),
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -102,6 +116,8 @@ def model_config(
         option_defaults=option_defaults(defaults),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
         mixture=mixture,
+        recurrent=parse_recurrent(fields, kinds),
+        gains_less_one=family.norm == "rms_plus_one" or (family.norm == "rms_as_stored" and is_original),
     )
     for file, ids in (
         (CONFIG_FILE, (*stated_ids, *fields.token_ids("bos_token_id"))),
@@ -218,6 +234,11 @@ def _rounded_to_bfloat16(value: float) -> float:
 def _softcap(fields: Fields, stated: Fields, name: str) -> float:
     """A bound, 0 for none; of these fields a stated null counts, and means none."""
     return fields.positive(name) if name in fields and stated.raw(name, name) is not None else 0.0
+
+
+def _implied_inner(mixture: Mixture | None, layers: int) -> int | None:
+    """The inner size of dense feed-forwards where no layer has one, so that none need be stated."""
+    return mixture.inner if mixture is not None and len(mixture.layers) == layers else None
 
 
 def _heads(fields: Fields) -> tuple[int, int, int]:

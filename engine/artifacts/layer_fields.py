@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.config import FULL_ATTENTION, SLIDING_ATTENTION
+from engine.artifacts.recurrent_fields import is_linear
 from engine.artifacts.rope_fields import parse_rope
 from engine.contracts.errors import CorruptArtifactError, UnsupportedArtifactError
+from engine.contracts.graph import LINEAR_ATTENTION
 from engine.contracts.rope import RopeConfig
 
 if TYPE_CHECKING:
@@ -30,13 +32,11 @@ def layer_types(
     which is cheaper to hold, and still rotates as a sliding one.
     """
     stated = fields.texts("layer_types")
-    kinds = stated or tuple(
-        SLIDING_ATTENTION if _SLIDES[family.sliding](fields, layer) else FULL_ATTENTION for layer in range(layers)
-    )
+    kinds = stated or tuple(_implied(fields, family, layer) for layer in range(layers))
     if len(kinds) != layers:
         raise CorruptArtifactError(fields.file, f"layer_types names {len(kinds)} layers, the model has {layers}")
     for kind in kinds:
-        if kind not in _KINDS:
+        if kind not in _KINDS and not (family.recurrent and kind == LINEAR_ATTENTION):
             raise UnsupportedArtifactError(fields.file, f"layer type {kind!r} is not supported")
     if SLIDING_ATTENTION not in kinds:
         return kinds, kinds, 0
@@ -46,6 +46,13 @@ def layer_types(
     return kinds, kinds, window
 
 
+def _implied(fields: Fields, family: Family, layer: int) -> str:
+    """The kind of a layer by its family's rule."""
+    if family.recurrent and is_linear(fields, layer):
+        return LINEAR_ATTENTION
+    return SLIDING_ATTENTION if _SLIDES[family.sliding](fields, layer) else FULL_ATTENTION
+
+
 def layer_ropes(
     fields: Fields, kinds: tuple[str, ...], *, head_dim: int, context_length: int
 ) -> tuple[RopeConfig | None, ...]:
@@ -53,8 +60,9 @@ def layer_ropes(
     ropes = {
         kind: parse_rope(fields, layer_type=kind, head_dim=head_dim, context_length=context_length)
         for kind in dict.fromkeys(kinds)
+        if kind != LINEAR_ATTENTION
     }
-    return tuple(ropes[kind] if rotates(fields, layer) else None for layer, kind in enumerate(kinds))
+    return tuple(ropes.get(kind) if rotates(fields, layer) else None for layer, kind in enumerate(kinds))
 
 
 def rotates(fields: Fields, layer: int) -> bool:

@@ -34,6 +34,7 @@ class MixtureRecord:
         count: the field that counts experts.
         inner: the field of one expert's inner size.
         normalises: whether a field may ask for weights that add up to one.
+        shared: the module of an expert that every token uses besides, weighed by a gate of its own; "" without one.
     """
 
     module: str = "mlp"
@@ -46,13 +47,15 @@ class MixtureRecord:
     count: str = "num_experts"
     inner: str = "moe_intermediate_size"
     normalises: bool = True
+    shared: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """The experts of one model. `layers` have them; every token uses `chosen` of `experts`, each `inner` values wide.
 
-    `normalised`: the weights of a token's experts add up to one.
+    `normalised`: the weights of a token's experts add up to one. `shared_inner` is the inner size of an expert that
+    every token uses besides, 0 without one.
     """
 
     experts: int
@@ -60,6 +63,7 @@ class Mixture:
     inner: int
     normalised: bool
     layers: frozenset[int]
+    shared_inner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,10 @@ class ExpertTensors:
     gate_up: tuple[tuple[str, ...], ...]
     down: tuple[str, ...]
     form: Literal["single", "stacked", "fused"]
+
+    def is_begun(self, stored: Container[str]) -> bool:
+        """Whether any of these tensors is `stored`; those that are not are then missing."""
+        return any(name in stored for stack in (*self.gate_up, self.down) for name in stack)
 
 
 def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixture | None:
@@ -92,19 +100,20 @@ def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixt
         inner=fields.count(record.inner),
         normalised=record.normalises and fields.flag("norm_topk_prob", default=False),
         layers=sparse,
+        shared_inner=fields.count("shared_expert_intermediate_size") if record.shared else 0,
     )
 
 
 def expert_tensors(record: MixtureRecord, module: str, experts: int, stored: Container[str]) -> ExpertTensors:
     """The names of the experts' tensors in `module` of a layer, in the form in which they are `stored`."""
     fused = ExpertTensors(((f"{module}.experts.gate_up_proj",),), (f"{module}.experts.down_proj",), "fused")
-    if fused.down[0] in stored:
+    if fused.is_begun(stored):
         return fused
     whole = f"{module}.{record.stacked}"
     stacked = ExpertTensors(
         ((f"{whole}.gate_proj.weight",), (f"{whole}.up_proj.weight",)), (f"{whole}.down_proj.weight",), "stacked"
     )
-    if stacked.down[0] in stored:
+    if stacked.is_begun(stored):
         return stacked
     gate, up, down = (
         tuple(f"{module}.experts.{expert}.{name}.weight" for expert in range(experts))

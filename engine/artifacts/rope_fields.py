@@ -31,6 +31,7 @@ _KINDS: Final[Mapping[str, RopeKind]] = {
 }
 _ORIGINAL_CONTEXT: Final[Mapping[str, int]] = {"llama3": 8192, "yarn": 4096, "longrope": 4096}
 _SLIDING: Final = "sliding_attention"
+_LAYER_TYPES: Final = ("full_attention", _SLIDING)
 _LOCAL_THETA: Final = "rope_local_base_freq"
 _NEED_FACTOR: Final = frozenset({"linear", "dynamic", "llama3", "yarn"})
 
@@ -44,7 +45,7 @@ def parse_rope(config: Fields, *, layer_type: str, head_dim: int, context_length
     """
     older = config.fields("rope_scaling") or Fields(config.file, {}, "rope_parameters.")
     newer = config.fields("rope_parameters") or Fields(config.file, {})
-    if any(isinstance(newer.raw(name), dict) for name in newer):
+    if any(isinstance(newer.raw(kind), dict) for kind in _LAYER_TYPES):
         older, newer = Fields(config.file, {}), _of_layer_type(newer, layer_type)
     elif layer_type == _SLIDING and _LOCAL_THETA in config:
         return RopeConfig(

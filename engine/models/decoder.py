@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.families import FAMILIES
-from engine.contracts.graph import AdapterCapability, GraphDeclaration, KvCapability, SpeculationCapability
+from engine.contracts.graph import (
+    LINEAR_ATTENTION,
+    AdapterCapability,
+    GraphDeclaration,
+    KvCapability,
+    SpeculationCapability,
+)
+from engine.models.gated_delta_mixer import GatedDeltaMixer
 from engine.models.mixture import RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
 from engine.models.self_attention import SelfAttention
@@ -46,7 +53,7 @@ class DecoderLayer:
         """Take the norms of `module` from `reader`, and join the parts."""
 
         def norm(name: str) -> Callable[[mx.array], mx.array]:
-            return read_norm(reader, family, f"{module}.{name}", config.norm_eps) if name else _unchanged
+            return read_norm(reader, config, family, f"{module}.{name}") if name else _unchanged
 
         self._mixer = mixer
         self._feed_forward = feed_forward
@@ -79,7 +86,7 @@ class DecoderGraph:
         self._layers = [
             _read_layer(config, family, reader, composition, ropes, layer) for layer in range(config.layers)
         ]
-        self._norm = read_norm(reader, family, "model.norm", config.norm_eps)
+        self._norm = read_norm(reader, config, family, "model.norm")
         self._head = reader.tied_head(self._table) if config.tie_word_embeddings else reader.linear("lm_head")
         self._weights_bytes = reader.resident_bytes
 
@@ -166,10 +173,25 @@ def _read_layer(
 ) -> DecoderLayer:
     """Layer number `layer`: the place where its mixer and its feed-forward are chosen."""
     module = f"model.layers.{layer}"
-    rope = ropes[config.layer_ropes[layer]]
-    mixer = SelfAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
+    mixer = _read_mixer(config, family, reader, composition, ropes[config.layer_ropes[layer]], layer)
     feed_forward = _read_feed_forward(config, family, reader, composition, layer=layer)
     return DecoderLayer(config, family, reader, module=module, mixer=mixer, feed_forward=feed_forward)
+
+
+def _read_mixer(
+    config: ModelConfig, family: Family, reader: WeightReader, composition: Composition, rope: Rope | None, layer: int
+) -> Mixer:
+    module = f"model.layers.{layer}"
+    if config.recurrent is not None and config.layer_types[layer] == LINEAR_ATTENTION:
+        return GatedDeltaMixer(
+            config.recurrent,
+            reader,
+            composition,
+            module=f"{module}.linear_attn",
+            layer=layer,
+            norm_eps=config.norm_eps,
+        )
+    return SelfAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
 
 
 def _read_feed_forward(

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from engine.artifacts.mixtures import expert_tensors
 from engine.contracts.errors import ConfigurationError
+from engine.models.parts import GatedFeedForward
 from engine.ops.activations import gated
 from engine.ops.experts import GatedExperts, Routing, route_by_scores, route_by_shares
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
     from engine.contracts.composition import Composition
@@ -45,16 +46,35 @@ class RoutedFeedForward:
         self._weighing = record.weighing
         self._router = reader.linear(f"{module}.{record.router}")
         self._experts = read_experts(mixture, record, family, reader, composition, module=module)
+        self._shared = (
+            SharedExpert(reader, family, f"{module}.{record.shared}", composed=composition.composes_exponentials)
+            if record.shared
+            else None
+        )
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return [1, T, hidden] of `x` [1, T, hidden]."""
-        return self._experts(x[0], self._routing(x))[None]
+        routed = self._experts(x[0], self._routing(x))[None]
+        return routed if self._shared is None else routed + self._shared(x)
 
     def _routing(self, x: mx.array) -> Routing:
         scores = self._router(x)[0]
         if self._weighing == "scores":
             return route_by_scores(scores, self._mixture.chosen)
         return route_by_shares(scores, self._mixture.chosen, normalised=self._mixture.normalised)
+
+
+class SharedExpert:
+    """An expert that every token uses: sigmoid(gate x) times a gated feed-forward."""
+
+    def __init__(self, reader: WeightReader, family: Family, module: str, *, composed: bool) -> None:
+        """Take the weights of `module`, and of its gate beside it, from `reader`."""
+        self._feed_forward = GatedFeedForward(reader, family, module, composed=composed)
+        self._gate = reader.linear(f"{module}_gate")
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return [1, T, hidden] of `x` [1, T, hidden]."""
+        return mx.sigmoid(self._gate(x)) * self._feed_forward(x)
 
 
 def read_experts(

@@ -11,12 +11,14 @@ import mlx.core as mx
 
 from engine.ops.activations import activation, gated
 from engine.ops.attention import PackedAttention
+from engine.ops.packed_recurrence import PackedRecurrence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
-    from engine.contracts.graph import PackedSegment
+    from engine.contracts.graph import PackedSegment, RecurrentGeometry
     from engine.models.reading import WeightReader
     from engine.ops.rope import Rope, Rotation
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 class Step:
     """One packed step: its rows' stretches, their attention, and each rotation once."""
 
-    __slots__ = ("_positions", "_rotations", "attention", "segments")
+    __slots__ = ("_positions", "_recurrence", "_rotations", "attention", "segments")
 
     def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float) -> None:
         """Scores get the factor `scale` and the bound `softcap` in every layer."""
@@ -32,12 +34,19 @@ class Step:
         self.attention = PackedAttention(segments, scale=scale, softcap=softcap)
         self._positions = _positions(segments)
         self._rotations: dict[Rope, Rotation] = {}
+        self._recurrence: PackedRecurrence | None = None
 
     def rotation(self, rope: Rope) -> Rotation:
         """How `rope` rotates the step's tokens."""
         if rope not in self._rotations:
             self._rotations[rope] = rope.at(self._positions)
         return self._rotations[rope]
+
+    def recurrence(self, sizes: RecurrentGeometry) -> PackedRecurrence:
+        """The recurrent part of the step, for layers of `sizes`, which are the same in all of them."""
+        if self._recurrence is None:
+            self._recurrence = PackedRecurrence(self.segments, sizes)
+        return self._recurrence
 
 
 class Mixer(Protocol):
@@ -85,12 +94,12 @@ class LayerNorm:
         return mx.fast.layer_norm(x, self._gain, self._bias, self._eps)
 
 
-def read_norm(reader: WeightReader, family: Family, module: str, eps: float) -> RmsNorm | LayerNorm:
+def read_norm(reader: WeightReader, config: ModelConfig, family: Family, module: str) -> RmsNorm | LayerNorm:
     """The norm called `module`, of the kind of `family`."""
     gain = reader.vector(f"{module}.weight")
     if family.norm == "layer":
-        return LayerNorm(gain, reader.vector(f"{module}.bias"), eps)
-    return RmsNorm(1.0 + gain if family.norm == "rms_plus_one" else gain, eps)
+        return LayerNorm(gain, reader.vector(f"{module}.bias"), config.norm_eps)
+    return RmsNorm(1.0 + gain if config.gains_less_one else gain, config.norm_eps)
 
 
 class GatedFeedForward:

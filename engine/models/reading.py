@@ -124,6 +124,19 @@ class WeightReader:
         self._settle([array])
         return array
 
+    def precise_vector(self, name: str) -> mx.array:
+        """A one-dimensional weight in float32, whatever the compute dtype."""
+        array = dense(self._store.take(name), mx.float32)
+        self._settle([array])
+        return array
+
+    def depthwise_kernel(self, name: str) -> mx.array:
+        """The weights [K, C] of a convolution of each channel by itself, stored as [C, 1, K] or [C, K, 1]."""
+        stored = dense(self._store.take(name), self._dtype)
+        array = mx.contiguous(stored.reshape(stored.shape[0], -1).T)
+        self._settle([array])
+        return array
+
     def finish(self) -> None:
         """Wait for all values, check that every stored tensor was used, and let go of the files.
 

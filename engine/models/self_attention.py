@@ -28,16 +28,21 @@ class SelfAttention:
         self._rope = rope
         self._query_key_value = reader.linear(*(f"{module}.{name}" for name in family.query_key_value))
         self._norms = [
-            read_norm(reader, family, f"{module}.{name}", config.norm_eps)
+            read_norm(reader, config, family, f"{module}.{name}")
             for name in (() if family.head_norms == "none" else ("q_norm", "k_norm"))
         ]
+        self._gates = family.gates_attention
         self._norms_all_heads = family.head_norms == "all"
         self._output = reader.linear(f"{module}.o_proj")
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden]; appends their keys and values."""
         heads, rotated_heads = self._heads, self._heads + self._kv_heads
-        joined = self._query_key_value(x).reshape(-1, rotated_heads + self._kv_heads, 1, self._head_dim)
+        product = self._query_key_value(x)[0]
+        gate = None
+        if self._gates:
+            product, gate = self._parted(product)
+        joined = product.reshape(-1, rotated_heads + self._kv_heads, 1, self._head_dim)
         rotated = (
             self._normed(joined[:, :heads], joined[:, heads:rotated_heads])
             if self._norms
@@ -46,7 +51,13 @@ class SelfAttention:
         if self._rope is not None:
             rotated = step.rotation(self._rope)(rotated)
         mixed = step.attention(rotated[:, :heads], rotated[:, heads:], joined[:, rotated_heads:], layer=self._layer)
-        return self._output(mixed)
+        return self._output(mixed if gate is None else mixed * mx.sigmoid(gate))
+
+    def _parted(self, product: mx.array) -> tuple[mx.array, mx.array]:
+        """The product without the gates that follow each head's query, and those gates [1, T, H·D]."""
+        width = 2 * self._heads * self._head_dim
+        queries, gates = mx.split(product[:, :width].reshape(-1, self._heads, 2 * self._head_dim), 2, axis=-1)
+        return mx.concatenate([queries.flatten(1), product[:, width:]], axis=-1), gates.flatten(1)[None]
 
     def _normed(self, queries: mx.array, keys: mx.array) -> mx.array:
         """Queries and keys [T, .., 1, D] after their norms, joined."""

@@ -40,19 +40,16 @@ def route_by_shares(scores: mx.array, count: int, *, normalised: bool) -> Routin
         normalised: whether a token's weights are divided by their sum.
     """
     shares = mx.softmax(scores, axis=-1, precise=True)
-    experts = _largest(shares, count)
+    experts = mx.argpartition(shares, kth=-count, axis=-1)[..., -count:]
     weights = mx.take_along_axis(shares, experts, axis=-1)
     return Routing(experts, weights / mx.sum(weights, axis=-1, keepdims=True) if normalised else weights)
 
 
 def route_by_scores(scores: mx.array, count: int) -> Routing:
     """The `count` largest of `scores` [T, E], weighted by a softmax over those alone."""
-    experts = _largest(scores, count)
+    # The other way round than above, as mlx-lm has it: the order of a sum decides its last bit.
+    experts = mx.argpartition(-scores, kth=count - 1, axis=-1)[..., :count]
     return Routing(experts, mx.softmax(mx.take_along_axis(scores, experts, axis=-1), axis=-1, precise=True))
-
-
-def _largest(scores: mx.array, count: int) -> mx.array:
-    return mx.argpartition(scores, kth=-count, axis=-1)[..., -count:]
 
 
 class ExpertProduct(Protocol):

@@ -1,4 +1,4 @@
-"""Says for each case of every family whether its logits are mlx-lm's own bits: "equal", "unequal" or "slides".
+"""Says for each case of every family whether logits are mlx-lm's own bits: "equal", "unequal", "slides" or "recurs".
 
 A script, because bits are the same only with the BLAS inside mlx, and a process has one BLAS: mlx is imported here
 without the product's preparation.
@@ -19,8 +19,9 @@ def compared(family: str, case: str, folder: Path) -> str:
     config = tiny_families.config_of(family, tiny_families.CASES[family, case])
     model = tiny_families.build(family, config)
     tiny_families.save(folder, model, config)
-    if open_artifact(folder).config.sliding_window:
-        return "slides"
+    opened = open_artifact(folder).config
+    if opened.sliding_window or opened.recurrent:
+        return "slides" if opened.sliding_window else "recurs"
     prompt = tiny_llama.random_prompt(1, 40)
     found = logits_of(tiny_llama.bind(folder, library_arithmetic=True), prompt)
     return "equal" if mx.array_equal(found, tiny_llama.Oracle(model).logits(prompt)).item() else "unequal"

@@ -24,7 +24,7 @@ Each case is a tiny model with random weights, made by mlx-lm, saved, and read a
 
 * logits equal mlx-lm's within 1e-5 of the largest, with mlx's own exponential and with the faster one for CPUs;
 * they are mlx-lm's own bits, with mlx's own arithmetic and BLAS, in the cases that the last column counts; elsewhere
-  mlx-lm's rotating cache adds in another order;
+  mlx-lm's rotating cache adds in another order, or a recurrent layer computes stretches of tokens in chunks;
 * 64 greedy ids equal mlx-lm's;
 * a row's logits in company are the bits of the row alone, with `--row-tile-tokens`;
 * with weights quantized by MLX, kept packed or unpacked, logits equal mlx-lm's within 1e-5.
@@ -54,12 +54,13 @@ def page() -> str:
 
 def _row(name: str) -> str:
     cases = tiny_families.FAMILIES[name].cases
-    equal = sum(not _slides(name, changes) for changes in cases.values())
+    equal = sum(not _slides_or_recurs(name, changes) for changes in cases.values())
     return f"| `{name}` | {_apart(name)} | {'; '.join(cases)} | {equal} of {len(cases)} |"
 
 
-def _slides(name: str, changes: dict[str, object]) -> bool:
-    return model_config(tiny_families.config_of(name, changes)).sliding_window > 0
+def _slides_or_recurs(name: str, changes: dict[str, object]) -> bool:
+    config = model_config(tiny_families.config_of(name, changes))
+    return config.sliding_window > 0 or config.recurrent is not None
 
 
 def _apart(name: str) -> str:
@@ -84,7 +85,10 @@ def _apart(name: str) -> str:
         "layers without rotation": "no_rope_layer_interval" in family.defaults,
         "part of a head rotates": "partial_rotary_factor" in family.defaults,
         _SLIDING[family.sliding]: family.sliding != llama.sliding,
+        "linear attention by the gated delta rule in most layers": family.recurrent,
+        "attention's output gated": family.gates_attention,
         "routed experts": family.mixture is not None,
+        "and one for every token": family.mixture is not None and bool(family.mixture.shared),
         "tensors of a multimodal checkpoint, vision dropped": bool(family.dropped),
     }
     return ", ".join(fact for fact, holds in facts.items() if holds) or "the plain form"

@@ -83,6 +83,23 @@ GRANITE = (
     }
 )
 
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+GATED_DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+}
+
 FAMILIES: Mapping[str, TinyFamily] = {
     "llama": TinyFamily(
         plain=SIZES | EPS,
@@ -219,6 +236,38 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "grouped queries, tied": {},
             "multi-head, untied": MULTI_HEAD | UNTIED,
             "multi-query, θ 1e4, own epsilon": MULTI_QUERY | {"rope_theta": 1e4, "norm_epsilon": 1e-4},
+        },
+    ),
+    "mixtral": TinyFamily(
+        plain=SIZES | EPS | UNTIED | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_theta": 1e6},
+        cases={
+            "two of four experts": {},
+            "one of three experts, multi-head": MULTI_HEAD | {"num_local_experts": 3, "num_experts_per_tok": 1},
+            "all experts, multi-query, tied, interleaved rope": MULTI_QUERY
+            | TIED
+            | {"num_experts_per_tok": 4, "rope_traditional": True},
+        },
+    ),
+    "qwen3_moe": TinyFamily(
+        plain=SIZES | EPS | UNTIED | EXPERTS | {"head_dim": 16, "rope_theta": 1e6},
+        cases={
+            "three of six experts": {},
+            "weights not normalised, multi-head, own head size": MULTI_HEAD | {"head_dim": 32, "norm_topk_prob": False},
+            "every second layer sparse, tied": TIED | {"decoder_sparse_step": 2, "num_hidden_layers": 4},
+            "a listed layer dense, multi-query": MULTI_QUERY | {"mlp_only_layers": [1], "num_hidden_layers": 3},
+        },
+    ),
+    "qwen3_5": TinyFamily(
+        plain=SIZES | EPS | UNTIED | GATED_DELTA | {"head_dim": 16, "intermediate_size": 96},
+        cases={
+            "every second layer full": {},
+            "value heads as key heads, tied, half rotates": TIED
+            | {"linear_num_key_heads": 4, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "three linear layers to a full one, multi-query, long convolution": MULTI_QUERY
+            | {"num_hidden_layers": 5, "full_attention_interval": 4, "linear_conv_kernel_dim": 6},
+            "a linear layer at the end, keys shared by all": {"num_hidden_layers": 3, "linear_num_key_heads": 1},
+            "biases, multi-head": MULTI_HEAD | {"attention_bias": True},
+            "experts": EXPERTS | {"shared_expert_intermediate_size": 64},
         },
     ),
 }
