@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from engine.runtime.prepare import Runtime
 
 DENSE_DTYPES: Mapping[str, ComputeDtype] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
-MIXED_PREFILL_TOKENS = 16
-"""Prompt tokens of a CPU step in which somebody decodes: each one delays every stream in that step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +111,7 @@ def _limits(
     binding: MlxAutoregressiveBinding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings
 ) -> Limits:
     """What fits beside the weights, asked for once they are resident."""
-    step_tokens = layout.prefill_step_tokens
+    step_tokens = settings.prefill_step_tokens or layout.prefill_step_tokens
     budget = settings.state_bytes
     if budget is None:
         budget = state_budget_bytes(
@@ -122,7 +120,8 @@ def _limits(
     return Limits(
         max_rows=settings.max_rows,
         prefill_step_tokens=step_tokens,
-        mixed_prefill_tokens=min(step_tokens, MIXED_PREFILL_TOKENS) if runtime.info.device == "cpu" else step_tokens,
+        prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
+        mixed_prefill_tokens=min(step_tokens, layout.mixed_prefill_tokens),
         state_bytes=budget,
     )
 
@@ -143,7 +142,7 @@ def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSetting
     return Composition(
         device=runtime.info.device,
         compute_dtype=layout.compute_dtype,
-        prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_step_tokens,
+        prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         max_rows=settings.max_rows,
         row_tile_tokens=settings.row_tile_tokens,
     )

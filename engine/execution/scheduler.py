@@ -51,11 +51,13 @@ class Limits:
     """What one engine may hold and do at once.
 
     `prefill_step_tokens` bounds the prompt tokens of a step; where somebody decodes, so does `mixed_prefill_tokens` for
-    each prompt that is being read. `state_bytes` bounds the predicted state of all running rows.
+    each prompt that is being read, unless others wait behind one that `prefill_chunk_tokens` would finish.
+    `state_bytes` bounds the predicted state of all running rows.
     """
 
     max_rows: int
     prefill_step_tokens: int
+    prefill_chunk_tokens: int
     mixed_prefill_tokens: int
     state_bytes: int
 
@@ -146,12 +148,16 @@ class Scheduler(Generic[JobT]):
     def _prefill_budget(self) -> int:
         """Prompt tokens of the next step: beside decoding rows, a share for each prompt that waits for its first token.
 
-        One long prompt so delays running streams little, and a burst of prompts is not read in drops.
+        One long prompt so delays running streams little. A burst of prompts is read in wide steps, and the end of it
+        still in steps that finish the next prompt: the fewer steps there are, the sooner everybody is done.
         """
-        prefilling = sum(entry.job.is_prefilling for entry in self._running)
-        if prefilling == len(self._running):
-            return self.limits.prefill_step_tokens
-        return min(self.limits.prefill_step_tokens, self.limits.mixed_prefill_tokens * prefilling)
+        limits, prompts = self.limits, [entry for entry in self._running if entry.job.is_prefilling]
+        if len(prompts) == len(self._running):
+            return limits.prefill_step_tokens
+        budget = limits.mixed_prefill_tokens * len(prompts)
+        if len(prompts) > 1 and min(prompts, key=_by_turn).job.unfed_tokens <= limits.prefill_chunk_tokens:
+            budget = max(budget, limits.prefill_chunk_tokens)
+        return min(limits.prefill_step_tokens, budget)
 
     def _next_waiting(self) -> _Entry[JobT]:
         rows_of = Counter(entry.job.caller for entry in self._running)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 
-CPU_PREFILL_STEP_TOKENS = 64
+# A CPU step has a fixed price, so that wide steps cost less a token; measured in decision 0003.
+CPU_PREFILL_STEP_TOKENS = 256
+CPU_PREFILL_CHUNK_TOKENS = 128
+CPU_MIXED_PREFILL_TOKENS = 12
 GPU_PREFILL_STEP_TOKENS = 2048
 
 
@@ -24,13 +27,17 @@ class LayoutPolicy:
 
     `compute_dtype` is the dtype of activations, dense weights and quantization scales; `dequantize` turns quantized
     weights into dense ones while they are read; `pretranspose_linear` stores them as the product reads them.
-    `prefill_step_tokens` bounds the prompt tokens of one step, and with it the time until a cancellation lands.
+    `prefill_step_tokens` bounds the prompt tokens of one step, `prefill_chunk_tokens` those of one prompt in it, and
+    both the time until a cancellation lands. Beside rows that decode each prompt brings `mixed_prefill_tokens`, which
+    delay every stream in the step.
     """
 
     compute_dtype: ComputeDtype
     dequantize: bool
     pretranspose_linear: bool
-    prefill_step_tokens: int
+    prefill_step_tokens: int = GPU_PREFILL_STEP_TOKENS
+    prefill_chunk_tokens: int = GPU_PREFILL_STEP_TOKENS
+    mixed_prefill_tokens: int = GPU_PREFILL_STEP_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,8 @@ def choose_layout(
             dequantize=False,
             pretranspose_linear=False,
             prefill_step_tokens=GPU_PREFILL_STEP_TOKENS,
+            prefill_chunk_tokens=GPU_PREFILL_STEP_TOKENS,
+            mixed_prefill_tokens=GPU_PREFILL_STEP_TOKENS,
         )
     dtype = dtype_wish or _cpu_dtype(weights, available_bytes)
     return LayoutPolicy(
@@ -64,6 +73,8 @@ def choose_layout(
         dequantize=fits(dense_bytes(weights, dtype), available_bytes),
         pretranspose_linear=dtype == "float32" and not few_row_products_are_fast,
         prefill_step_tokens=CPU_PREFILL_STEP_TOKENS,
+        prefill_chunk_tokens=CPU_PREFILL_CHUNK_TOKENS,
+        mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS,
     )
 
 

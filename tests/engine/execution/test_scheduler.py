@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from engine.execution.scheduler import Limits, Scheduler
 
-LIMITS = Limits(max_rows=4, prefill_step_tokens=64, mixed_prefill_tokens=16, state_bytes=1000)
+LIMITS = Limits(max_rows=4, prefill_step_tokens=64, prefill_chunk_tokens=40, mixed_prefill_tokens=16, state_bytes=1000)
 
 
 @dataclass(eq=False)
@@ -86,15 +86,31 @@ def test_every_decoding_row_steps_beside_a_long_prompt_that_gets_its_share():
     assert plan[-1] == (long, 16)
 
 
-def test_a_burst_of_prompts_beside_decoding_rows_shares_a_whole_step():
+@pytest.mark.parametrize(("prompts", "spent"), [(1, 16), (2, 32), (4, 64), (6, 64)])
+def test_long_prompts_beside_decoding_rows_bring_a_share_each(prompts, spent):
     policy = scheduler(max_rows=8)
     decoding(policy, 1)
-    for prompts, spent in ((1, 16), (2, 32), (4, 64), (6, 64)):
-        jobs = submit(policy, *(FakeJob(1000) for _ in range(prompts)))
-        policy.admit()
-        assert sum(width for _, width in policy.plan()[1:]) == spent
-        for job in jobs:
-            policy.remove(job)
+    submit(policy, *(FakeJob(1000) for _ in range(prompts)))
+    policy.admit()
+    assert sum(width for _, width in policy.plan()[1:]) == spent
+
+
+def test_a_prompt_that_others_wait_behind_is_finished_at_once():
+    policy = scheduler(max_rows=8)
+    decoding(policy, 1)
+    (short,) = submit(policy, FakeJob(40))
+    submit(policy, FakeJob(1000))
+    run_step(policy)
+    assert short.emitted == 1
+    (single,) = submit(policy, FakeJob(41))
+    assert [(job, width) for job, width in run_step(policy) if job is single] == [(single, 32)]
+
+
+def test_a_short_prompt_alone_beside_decoding_rows_takes_its_share():
+    policy = scheduler()
+    decoding(policy, 1)
+    submit(policy, FakeJob(40))
+    assert run_step(policy)[-1][1] == 16
 
 
 def test_a_prompt_alone_takes_the_whole_budget_of_a_step():

@@ -130,7 +130,9 @@ class FakePending:
 
 
 class FakeStepper:
-    limits = Limits(max_rows=2, prefill_step_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9)
+    limits = Limits(
+        max_rows=2, prefill_step_tokens=8, prefill_chunk_tokens=8, mixed_prefill_tokens=8, state_bytes=10**9
+    )
 
     def __init__(self):
         self.prefixes = PrefixKeeper(PrefixStore(0), restore=None)

@@ -72,7 +72,9 @@ class Rows:
     def __init__(self, binding, *, exact=False, capacity_bytes=10**8, disk=None):
         self.store = PrefixStore(capacity_bytes)
         self.keeper = PrefixKeeper(self.store, binding.cache_builder.restore, disk)
-        limits = Limits(max_rows=8, prefill_step_tokens=64, mixed_prefill_tokens=64, state_bytes=10**9)
+        limits = Limits(
+            max_rows=8, prefill_step_tokens=64, prefill_chunk_tokens=64, mixed_prefill_tokens=64, state_bytes=10**9
+        )
         self.stepper = NotingStepper(binding, limits, self.keeper)
         self.told = []
         self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)

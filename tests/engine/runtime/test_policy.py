@@ -21,7 +21,12 @@ def layout(weights: WeightsFacts, available_bytes: int = ROOMY, **choices: Any) 
 @pytest.mark.parametrize("weights", [QUANTIZED, DENSE])
 def test_a_cpu_holds_everything_in_float32_where_it_fits(weights: WeightsFacts) -> None:
     assert layout(weights) == LayoutPolicy(
-        compute_dtype="float32", dequantize=True, pretranspose_linear=False, prefill_step_tokens=64
+        compute_dtype="float32",
+        dequantize=True,
+        pretranspose_linear=False,
+        prefill_step_tokens=256,
+        prefill_chunk_tokens=128,
+        mixed_prefill_tokens=12,
     )
 
 
@@ -43,8 +48,14 @@ def test_weights_are_transposed_where_single_rows_are_slow() -> None:
 @pytest.mark.parametrize("weights", [QUANTIZED, DENSE])
 def test_a_gpu_keeps_the_stored_form(device: str, weights: WeightsFacts) -> None:
     assert layout(weights, device=device, few_row_products_are_fast=False) == LayoutPolicy(
-        compute_dtype=weights.stored_dtype, dequantize=False, pretranspose_linear=False, prefill_step_tokens=2048
+        compute_dtype=weights.stored_dtype, dequantize=False, pretranspose_linear=False
     )
+
+
+@pytest.mark.parametrize("device", ["metal", "cuda"])
+def test_a_gpu_reads_prompts_in_steps_of_one_width(device: str) -> None:
+    wide = layout(DENSE, device=device)
+    assert wide.prefill_step_tokens == wide.prefill_chunk_tokens == wide.mixed_prefill_tokens == 2048
 
 
 @pytest.mark.parametrize("device", ["cpu", "metal", "cuda"])
