@@ -75,8 +75,13 @@ def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
         presence_context_size=options.presence_context_size,
         frequency_penalty=options.frequency_penalty,
         frequency_context_size=options.frequency_context_size,
+        xtc_probability=options.xtc_probability,
+        xtc_threshold=options.xtc_threshold,
+        xtc_special_tokens=options.xtc_special_tokens,
         hlg=None if options.hlg is None else _hlg(options.hlg),
         curve=[options_pb2.CurvePoint(x_percent=x, y_percent=y) for x, y in options.curve],
+        logprobs=options.logprobs,
+        top_logprobs=options.top_logprobs,
     )
 
 

@@ -72,6 +72,12 @@ class Tokenizer:
         """What stands for characters that the vocabulary lacks, where that is a control token."""
         return self.control_token_ids.intersection(encode_ids(self._plain, _UNASSIGNED, add_special_tokens=False))
 
+    @functools.cached_property
+    def line_break_ids(self) -> tuple[int, ...]:
+        """The token that is a line break and nothing else; none where a line break takes several."""
+        ids = encode_ids(self._plain, "\n", add_special_tokens=False)
+        return tuple(token for token in ids if self.token_bytes(token) == b"\n")
+
     @property
     def bos_token(self) -> str:
         """How the BOS token is written; "" when the model has none."""

@@ -33,6 +33,8 @@ UINT64_MAX: Final = 2**64 - 1
 MAX_STOP_SEQUENCES: Final = 64
 MAX_STOP_CHARACTERS: Final = 4096
 MAX_TOP_LOGPROBS: Final = 20
+XTC_THRESHOLD: Final = 0.1
+"""Probability above which a token is a top choice when the threshold is not set."""
 PENALTY_WINDOW_TOKENS: Final = 20
 """Newest tokens that a penalty sees when its own window is not set."""
 MAX_TOKEN_IDS: Final = 1024
@@ -195,8 +197,13 @@ class ResolvedOptions:
     presence_context_size: int = PENALTY_WINDOW_TOKENS
     frequency_penalty: float = 0.0
     frequency_context_size: int = PENALTY_WINDOW_TOKENS
+    xtc_probability: float = 0.0
+    xtc_threshold: float = XTC_THRESHOLD
+    xtc_special_tokens: tuple[int, ...] = ()
     hlg: HlgCurve | None = None
     curve: tuple[tuple[float, float], ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Final
+
+LEAST_LOGPROB: Final = -9999.0
+"""What a smaller log-probability is reported as, that of an impossible token too."""
 
 
 class FinishReason(enum.Enum):
@@ -38,10 +42,21 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position. `top` is sorted from the most likely down."""
+    """Log-probabilities of one position, from `LEAST_LOGPROB` to 0.
+
+    `top` is sorted from the most likely down; where it is not empty, the chosen token is in it, or follows it.
+    """
 
     logprob: float | None = None
     top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was chosen and not committed yet."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         resident.prefill_policy,
         prompt_tokens=len(prompt_ids),
         fresh_seed=secrets.randbits(FRESH_SEED_BITS),
+        line_break_ids=resident.text.tokenizer.line_break_ids,
     )
     generation_id = uuid.uuid4().hex
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change

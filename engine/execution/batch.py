@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent, GenerationStarted
     from engine.contracts.prefix import PrefixUse
+    from engine.contracts.results import SampledToken
     from engine.execution.delivery import Mailbox
     from engine.execution.prefixes import PrefixKeeper
     from engine.generation.row import Row
@@ -41,7 +42,7 @@ class Pending(Protocol):
     def may_follow(self, row: Row) -> bool:
         """Whether `row` may take part in the next step before this one is read."""
 
-    def read(self) -> list[int | RowFault | None]:
+    def read(self) -> list[SampledToken | RowFault | None]:
         """Wait; for each row its sampled token, why it has none, or None while none is due."""
 
 
@@ -243,7 +244,7 @@ class Batch:
         ]
         return told, None
 
-    def _commit(self, job: Job, token: int | RowFault | None) -> Told:
+    def _commit(self, job: Job, token: SampledToken | RowFault | None) -> Told:
         """Commit one row's token; a fault in its numbers, text or stop rules ends this row alone."""
         row = job.row
         if isinstance(token, RowFault):

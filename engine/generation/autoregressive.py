@@ -7,7 +7,7 @@ before it are read, which then reach it on the device. Runs on the engine thread
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -18,12 +18,13 @@ from engine.sampling.sampler import sample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.contracts.results import SampledToken
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.generation.row import Row
     from engine.sampling.sampler import SampledTokens
 
 
-def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[int | RowFault | None]:
+def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[SampledToken | RowFault | None]:
     """Advance `rows` by one unit each.
 
     Returns:
@@ -82,7 +83,7 @@ class PendingStep:
             return True
         return 0 < row.next_index < row.options.max_tokens - 1 and row not in self._rows_misled_before()
 
-    def read(self) -> list[int | RowFault | None]:
+    def read(self) -> list[SampledToken | RowFault | None]:
         """Wait, and return what `run_packed_step` returns.
 
         None also stands for a row that was fed a token which turned out to be another: it stands where it stood.
@@ -97,15 +98,16 @@ class PendingStep:
     def _rows_misled_before(self) -> set[Row]:
         return set() if self._after is None else self._after._misled  # noqa: SLF001 - its own kind
 
-    def _read_tokens(self, sampled: SampledTokens) -> list[int | RowFault]:
-        guessed = cast("list[int]", sampled.tokens.tolist())
-        ids = sampled.read()
-        self._misled = {row for row, place in self._places.items() if ids[place] not in (guessed[place], None)}
+    def _read_tokens(self, sampled: SampledTokens) -> list[SampledToken | RowFault]:
+        read = sampled.read()
+        self._misled = {row for row, place in self._places.items() if place in sampled.corrected}
         for row in self._misled:
             row.mislead()
-        return [_NOT_FINITE if token is None else token for token in ids]
+        return [_NOT_FINITE if token is None else token for token in read]
 
-    def _settled(self, share: _Share, token: int | RowFault, misled: set[Row]) -> int | RowFault | None:
+    def _settled(
+        self, share: _Share, token: SampledToken | RowFault, misled: set[Row]
+    ) -> SampledToken | RowFault | None:
         if share.follows is None or share.row not in misled:
             return token
         self._misled.discard(share.row)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.contracts.errors import FieldViolation, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.execution import ResolvedExecution
-from engine.contracts.options import PENALTY_WINDOW_TOKENS, OptionDefaults, ResolvedOptions
+from engine.contracts.options import PENALTY_WINDOW_TOKENS, XTC_THRESHOLD, OptionDefaults, ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 
 if TYPE_CHECKING:
@@ -27,11 +27,6 @@ OUR_DEFAULTS = OptionDefaults(max_tokens=512, temperature=0.0, top_p=0.0, top_k=
 NOT_AVAILABLE = "this build does not offer it yet"
 
 _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
-    "xtc_probability": lambda o: bool(o.xtc_probability),
-    "xtc_threshold": lambda o: o.xtc_threshold is not None,
-    "xtc_special_tokens": lambda o: bool(o.xtc_special_tokens),
-    "logprobs": lambda o: bool(o.logprobs),
-    "top_logprobs": lambda o: bool(o.top_logprobs),
     "adapters": lambda o: bool(o.adapters),
     "constraint": lambda o: o.constraint is not None,
     "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
@@ -70,7 +65,13 @@ def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, context_length: 
 
 
 def resolve_options(
-    options: GenerateOptions, model: ModelInfo, policy: PrefillPolicy, *, prompt_tokens: int, fresh_seed: int
+    options: GenerateOptions,
+    model: ModelInfo,
+    policy: PrefillPolicy,
+    *,
+    prompt_tokens: int,
+    fresh_seed: int,
+    line_break_ids: tuple[int, ...],
 ) -> ResolvedOptions:
     """Fill in defaults (the caller's value, else the model's, else ours) and check what depends on the model.
 
@@ -81,12 +82,14 @@ def resolve_options(
     """
     vocab_size = model.geometry.vocab_size
     _check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
+    _check_ids("xtc_special_tokens", options.xtc_special_tokens, vocab_size)
     _check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size)
+    eos_token_ids = model.eos_token_ids if options.eos_token_ids is None else options.eos_token_ids
     defaults = model.option_defaults
     room = model.geometry.context_length - prompt_tokens
     return ResolvedOptions(
         max_tokens=min(_first(options.max_tokens, defaults.max_tokens, OUR_DEFAULTS.max_tokens), room),
-        eos_token_ids=model.eos_token_ids if options.eos_token_ids is None else options.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         stop_sequences=options.stop_sequences,
         prefill_chunk_size=_first(options.prefill_chunk_size, policy.chunk_size(prompt_tokens)),
         temperature=_first(options.temperature, defaults.temperature, OUR_DEFAULTS.temperature),
@@ -103,8 +106,13 @@ def resolve_options(
         presence_context_size=_first(options.presence_context_size, PENALTY_WINDOW_TOKENS),
         frequency_penalty=_first(options.frequency_penalty, 0.0),
         frequency_context_size=_first(options.frequency_context_size, PENALTY_WINDOW_TOKENS),
+        xtc_probability=_first(options.xtc_probability, 0.0),
+        xtc_threshold=_first(options.xtc_threshold, XTC_THRESHOLD),
+        xtc_special_tokens=options.xtc_special_tokens or (*eos_token_ids, *line_break_ids),
         hlg=options.hlg,
         curve=options.curve,
+        logprobs=_first(options.logprobs, False),
+        top_logprobs=_first(options.top_logprobs, 0),
     )
 
 

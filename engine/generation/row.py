@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.errors import EngineError
     from engine.contracts.options import ResolvedOptions
+    from engine.contracts.results import SampledToken
     from engine.generation.text import TextAssembler
 
 
@@ -196,9 +197,9 @@ class Row:
         self._told_prefilled = self.prefilled_tokens
         return PrefillProgress(self._told_prefilled, len(self._prompt))
 
-    def commit(self, token: int) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
+    def commit(self, sampled: SampledToken) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
-        index = len(self._generated)
+        token, index = sampled.token, len(self._generated)
         self._generated.append(token)
         self._newest_token_at = self._clock()
         if self._first_token_at is None:
@@ -206,7 +207,7 @@ class Row:
         if token in self.options.eos_token_ids:
             return None, *self._ended(FinishReason.STOP)
         pushed = self._text.push(token)
-        shown = GeneratedToken(token=token, index=index, text_bytes=pushed.token_bytes)
+        shown = GeneratedToken(token=token, index=index, text_bytes=pushed.token_bytes, logprobs=sampled.logprobs)
         if pushed.matched_stop is not None:
             return shown, pushed.text, self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
         if len(self._generated) >= self.options.max_tokens:

@@ -10,29 +10,16 @@ Source: reference, autoregressive §3.2 (rounding ties).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
-
 import mlx.core as mx
+
+from engine.sampling.choice import Choice
 
 ROUNDING_STEP = 2.0**-20
 """A rounding step below 16; for vocabularies of up to four million tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class GreedyChoice:
-    """Plain choices [R], and the first index within a rounding step of each. Where they agree, they are final."""
-
-    tokens: mx.array
-    earliest: mx.array
-
-    def unsure(self) -> list[int]:
-        """The rows whose plain choice must be checked by the rule."""
-        pairs = zip(cast("list[int]", self.tokens.tolist()), cast("list[int]", self.earliest.tolist()), strict=True)
-        return [row for row, (token, earliest) in enumerate(pairs) if token != earliest]
-
-
-def choose_greedily(logits: mx.array, tops: mx.array) -> GreedyChoice:
-    """Choose from `logits` [R, V] float32, whose largest are `tops` [R]."""
-    within = logits >= tops[:, None] - ROUNDING_STEP
-    return GreedyChoice(tokens=mx.argmax(logits, axis=-1), earliest=mx.argmax(within, axis=-1))
+def choose_greedily(logits: mx.array, tops: mx.array) -> Choice:
+    """Choose from `logits` [Q, V] float32, whose largest are `tops` [Q]; not sure where the rule must decide."""
+    tokens = mx.argmax(logits, axis=-1)
+    earliest = mx.argmax(logits >= tops[:, None] - ROUNDING_STEP, axis=-1)
+    return Choice(tokens, tokens == earliest)

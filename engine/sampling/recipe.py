@@ -6,10 +6,13 @@ brought to the nearest that it can, so that no finite option makes a score infin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from engine.sampling.filters import min_p_score
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,11 +37,25 @@ class Penalty:
 class Recipe:
     """One row's options, in the form that steps use. What is off is None, or empty."""
 
-    __slots__ = ("bias_ids", "bias_values", "frequency", "options", "presence", "repetition", "temperature")
+    __slots__ = (
+        "bias_ids",
+        "bias_values",
+        "frequency",
+        "min_p_score",
+        "options",
+        "presence",
+        "protected",
+        "repetition",
+        "temperature",
+        "top_p",
+    )
 
     def __init__(self, options: ResolvedOptions) -> None:
         self.options = options
         self.temperature = min(options.temperature, LARGEST)
+        self.top_p = options.top_p if 0 < options.top_p < 1 else math.inf
+        self.min_p_score = float(min_p_score(options.min_p)) if options.min_p > 0 else -math.inf
+        self.protected = tuple(dict.fromkeys(options.xtc_special_tokens))
         self.bias_ids = np.array([token for token, _ in options.logit_bias], dtype=np.int32)
         biases = np.array([bias for _, bias in options.logit_bias], dtype=np.float64)
         self.bias_values = np.clip(biases, -LARGEST, LARGEST).astype(np.float32)
@@ -55,8 +72,34 @@ class Recipe:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a curve takes the place of temperature and filters."""
+        """Whether a curve stands in for temperature and filters."""
         return bool(self.options.curve) or (self.options.hlg is not None and not self.is_greedy)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether XTC is on."""
+        return self.options.xtc_probability > 0
+
+    @property
+    def filters_by_mass(self) -> bool:
+        """Whether top-p or min-p is on."""
+        return self.top_p < math.inf or self.min_p_score > -math.inf
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether what is kept depends on more than a token's own score."""
+        return bool(self.top_p < math.inf or self.options.top_k or self.options.min_tokens_to_keep > 1)
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the sum of all odds matters: for the mass that is kept, or to tell probabilities."""
+        drawn = not self.is_greedy and (self.top_p < math.inf or self.excludes)
+        return drawn or self.is_replaced or self.tells
+
+    @property
+    def tells(self) -> bool:
+        """Whether log-probabilities are asked for."""
+        return self.options.logprobs or self.options.top_logprobs > 0
 
     @property
     def processes(self) -> bool:

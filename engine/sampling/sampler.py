@@ -1,67 +1,31 @@
-"""Chooses one token for each row of a step: greedy rows together, sampled rows by their own key and options."""
+"""Chooses one token for each row of a step: processors, then greedy rows together, then drawn rows together.
+
+No row sees another's options, history or key. Nothing waits for the device until `SampledTokens.read`, and that reads
+one array for all rows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
+import numpy as np
 
-from engine.ops.exponential import log_sum_exp
-from engine.sampling import filters
-from engine.sampling.greedy import GreedyChoice, choose_greedily
-from engine.sampling.keys import step_key
+from engine.contracts.results import SampledToken
+from engine.sampling import logprobs
+from engine.sampling.choice import Choice
+from engine.sampling.drawing import draw, draw_exactly, draw_replaced, draw_with_exclusion
+from engine.sampling.greedy import choose_greedily
+from engine.sampling.mass import log_softmax, total_odds
 from engine.sampling.processors import process
-from engine.sampling.replacement import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from engine.sampling.recipe import Draw
+    from engine.sampling.recipe import Draw, Recipe
 
-
-class SampledTokens:
-    """One token for each row: on the device at once, on the host after `read`."""
-
-    __slots__ = ("_composed", "_greedy", "_greedy_logits", "_greedy_rows", "_sound", "tokens")
-
-    def __init__(
-        self,
-        tokens: mx.array,
-        sound: mx.array,
-        *,
-        greedy: GreedyChoice | None = None,
-        greedy_rows: Sequence[int] = (),
-        greedy_logits: mx.array | None = None,
-        composed: bool = False,
-    ) -> None:
-        """`tokens` are ids [R] uint32, unevaluated; those of `greedy_rows` were chosen from `greedy_logits`.
-
-        `sound` [R] tells whose logits are finite.
-        """
-        self.tokens = tokens
-        self._sound = sound
-        self._greedy = greedy
-        self._greedy_rows = greedy_rows
-        self._greedy_logits = greedy_logits
-        self._composed = composed
-
-    def arrays(self) -> list[mx.array]:
-        """What must be evaluated before `read` is quick."""
-        chosen = [self.tokens, self._sound]
-        return chosen if self._greedy is None else [*chosen, self._greedy.tokens, self._greedy.earliest]
-
-    def read(self) -> list[int | None]:
-        """The ids; None for a row whose logits are not finite numbers, whatever stands in `tokens`.
-
-        Where rounding may tie two greedy scores, the id may differ from that in `tokens`.
-        """
-        ids = cast("list[int | None]", self.tokens.tolist())
-        if self._greedy is not None and self._greedy_logits is not None:
-            for place in self._greedy.unsure():
-                logprobs = log_softmax(self._greedy_logits[place], composed=self._composed)
-                ids[self._greedy_rows[place]] = cast("int", mx.argmax(logprobs).item())
-        sound = cast("list[bool]", self._sound.tolist())
-        return [token if is_sound else None for token, is_sound in zip(ids, sound, strict=True)]
+_SOUND, _SURE = 1, 2
 
 
 def sample(
@@ -75,53 +39,166 @@ def sample(
         unread: ids [U] of tokens that only the device knows, which draws refer to.
         composed: avoid the library's exponential.
 
-    Source: reference, autoregressive §3.2 (order of filters) and §3.3 (keys).
+    Source: reference, autoregressive §3.1 to §3.4.
     """
     raw = logits.astype(mx.float32)
     # The largest tells all: it is NaN where one logit is, inf where one is, and -inf where all are.
     tops = mx.max(raw, axis=-1)
     sound = mx.isfinite(tops)
-    wide = process(raw, draws, unread)
-    if wide is not raw:
-        tops = mx.max(wide, axis=-1)
-    greedy_rows = [row for row, draw in enumerate(draws) if draw.recipe.is_greedy]
-    if not greedy_rows:
-        return SampledTokens(mx.stack(_drawn(wide, draws, range(len(draws)), composed)), sound)
-    greedy_logits, greedy_tops = wide, tops
-    if len(greedy_rows) < len(draws):
-        greedy_logits, greedy_tops = (array[mx.array(greedy_rows)] for array in (wide, tops))
-    choice = choose_greedily(greedy_logits, greedy_tops)
-    tokens = choice.tokens
-    if len(greedy_rows) < len(draws):
-        others = [row for row in range(len(draws)) if row not in set(greedy_rows)]
-        chosen = dict(zip(greedy_rows, choice.tokens, strict=True))
-        chosen |= zip(others, _drawn(wide, draws, others, composed), strict=True)
-        tokens = mx.stack([chosen[row] for row in range(len(draws))])
-    return SampledTokens(
-        tokens, sound, greedy=choice, greedy_rows=greedy_rows, greedy_logits=greedy_logits, composed=composed
-    )
+    processed = process(raw, draws, unread)
+    if processed is not raw:
+        tops = mx.max(processed, axis=-1)
+    rows = _Rows(processed, tops, draws, composed=composed)
+    choice = rows.choose()
+    return SampledTokens(rows, choice, sound)
 
 
-def log_softmax(logits: mx.array, *, composed: bool = False) -> mx.array:
-    """Log-probabilities [..., V] of `logits`, in float32: 16-bit sums over a vocabulary lose too much."""
-    wide = logits.astype(mx.float32)
-    return wide - log_sum_exp(wide, composed=composed)
+class SampledTokens:
+    """One token for each row: on the device at once, on the host after `read`."""
+
+    __slots__ = ("_report", "_rows", "corrected", "tokens")
+
+    def __init__(self, rows: _Rows, choice: Choice, sound: mx.array) -> None:
+        """`choice` was made of `rows`; `sound` [R] tells whose logits are finite."""
+        self.tokens = choice.tokens
+        """Ids [R] uint32, unevaluated."""
+        self.corrected: frozenset[int] = frozenset()
+        """After `read`: the places at which it found another token than `tokens` holds."""
+        self._rows = rows
+        flags = sound.astype(mx.uint32) * _SOUND + choice.sure.astype(mx.uint32) * _SURE
+        self._report = mx.concatenate([self.tokens, flags, *rows.measured(self.tokens)])
+
+    def arrays(self) -> list[mx.array]:
+        """What must be evaluated before `read` is quick."""
+        return [self.tokens, self._report]
+
+    def read(self) -> list[SampledToken | None]:
+        """The tokens; None for a row whose logits are not finite numbers, whatever stands in `tokens`.
+
+        A token that was not certain is decided here, and may differ from that in `tokens`.
+        """
+        report = np.array(self._report)
+        size = len(self._rows.draws)
+        guesses, flags, words = report[:size].tolist(), report[size : 2 * size].tolist(), report[2 * size :]
+        measured = self._rows.measurements(words)
+        read: list[SampledToken | None] = []
+        corrected = []
+        for row, (guess, flag) in enumerate(zip(guesses, flags, strict=True)):
+            if not flag & _SOUND:
+                read.append(None)
+                continue
+            token = guess if flag & _SURE else self._rows.choose_exactly(row)
+            line = measured.get(row)
+            if token != guess:
+                corrected.append(row)
+                line = None if line is None else self._rows.remeasured(row, token)
+            told = None if line is None else logprobs.read(line, token, self._rows.draws[row].recipe.options)
+            read.append(SampledToken(token, told))
+        self.corrected = frozenset(corrected)
+        return read
 
 
-def _drawn(logits: mx.array, draws: Sequence[Draw], rows: Sequence[int], composed: bool) -> list[mx.array]:
-    """One id for each of `rows`. Row by row: the cost is in the elements, so that rows gain nothing from company."""
-    return [_draw(log_softmax(logits[row], composed=composed), draws[row]) for row in rows]
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Rows whose scores matter, not only their order: their numbers, scores [S, V] below 0, and sums of odds [S]."""
+
+    rows: list[int]
+    scores: mx.array
+    totals: mx.array
+
+    def of(self, rows: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """Scores and sums of some of these rows."""
+        if list(rows) == self.rows:
+            return self.scores, self.totals
+        places = mx.array([self.rows.index(row) for row in rows])
+        return self.scores[places], self.totals[places]
 
 
-def _draw(logprobs: mx.array, draw: Draw) -> mx.array:
-    options = draw.recipe.options
-    key = step_key(options.seed, draw.step)
-    if draw.recipe.is_replaced:
-        return mx.random.categorical(replaced(logprobs, draw.recipe), key=key).astype(mx.uint32)
-    if 0 < options.top_p < 1:
-        logprobs = filters.top_p(logprobs, options.top_p)
-    if options.min_p > 0:
-        logprobs = filters.min_p(logprobs, options.min_p, options.min_tokens_to_keep)
-    if options.top_k > 0:
-        logprobs = filters.top_k(logprobs, options.top_k)
-    return mx.random.categorical(logprobs / draw.recipe.temperature, key=key).astype(mx.uint32)
+class _Rows:
+    """All rows of one step after their processors."""
+
+    def __init__(self, logits: mx.array, tops: mx.array, draws: Sequence[Draw], *, composed: bool) -> None:
+        self.draws = draws
+        self._logits = logits
+        self._tops = tops
+        self._composed = composed
+        self._scored = self._score()
+        self._told = [row for row, one in enumerate(draws) if one.recipe.tells]
+        self._width = max((draws[row].recipe.options.top_logprobs for row in self._told), default=0)
+
+    def choose(self) -> Choice:
+        """A token for each row, every kind of row together."""
+        ways: dict[Callable[[list[int]], Choice], list[int]] = {}
+        for row, one in enumerate(self.draws):
+            ways.setdefault(self._way(one.recipe), []).append(row)
+        found = [way(rows) for way, rows in ways.items()]
+        if len(found) == 1:
+            return found[0]
+        back = mx.array(np.argsort([row for rows in ways.values() for row in rows]))
+        tokens = mx.concatenate([one.tokens for one in found])
+        sure = mx.concatenate([one.sure for one in found])
+        return Choice(tokens[back], sure[back])
+
+    def choose_exactly(self, row: int) -> int:
+        """The token of one row by the rules themselves; waits for the device."""
+        if self.draws[row].recipe.is_greedy:
+            return cast("int", mx.argmax(log_softmax(self._logits[row], composed=self._composed)).item())
+        scores, _ = self._scored.of([row])
+        return draw_exactly(scores[0], self.draws[row])
+
+    def measured(self, tokens: mx.array) -> list[mx.array]:
+        """The log-probabilities that are asked for, as one row of words; nothing where none are."""
+        if not self._told:
+            return []
+        scores, totals = self._scored.of(self._told)
+        return [logprobs.measure(scores, tokens[mx.array(self._told)], totals, self._width).reshape(-1)]
+
+    def measurements(self, words: logprobs.Words) -> dict[int, logprobs.Words]:
+        """Those words by row."""
+        if not self._told:
+            return {}
+        return dict(zip(self._told, words.reshape(len(self._told), -1), strict=True))
+
+    def remeasured(self, row: int, token: int) -> logprobs.Words:
+        """The words of one row for another token than was measured; waits for the device."""
+        scores, totals = self._scored.of([row])
+        return np.array(logprobs.measure(scores, mx.array([token]), totals, self._width)[0])
+
+    def _way(self, recipe: Recipe) -> Callable[[list[int]], Choice]:
+        if recipe.is_replaced:
+            return self._replaced
+        if recipe.is_greedy:
+            return self._greedy
+        return self._excluding if recipe.excludes else self._drawn
+
+    def _greedy(self, rows: list[int]) -> Choice:
+        return choose_greedily(self._of(self._logits, rows), self._of(self._tops, rows))
+
+    def _drawn(self, rows: list[int]) -> Choice:
+        scores, totals = self._scored.of(rows)
+        return draw(scores, [self.draws[row] for row in rows], totals)
+
+    def _excluding(self, rows: list[int]) -> Choice:
+        scores, totals = self._scored.of(rows)
+        return draw_with_exclusion(scores, [self.draws[row] for row in rows], totals)
+
+    def _replaced(self, rows: list[int]) -> Choice:
+        scores, totals = self._scored.of(rows)
+        return draw_replaced(scores - mx.log(totals)[:, None], [self.draws[row] for row in rows])
+
+    def _score(self) -> _Scored:
+        rows = [row for row, one in enumerate(self.draws) if not one.recipe.is_greedy or one.recipe.needs_total]
+        if not rows:
+            return _Scored(rows, self._logits[:0], self._tops[:0])
+        scores = self._of(self._logits, rows) - self._of(self._tops, rows)[:, None]
+        summed = [place for place, row in enumerate(rows) if self.draws[row].recipe.needs_total]
+        totals = mx.ones(len(rows))
+        if len(summed) == len(rows):
+            totals = total_odds(scores, composed=self._composed)
+        elif summed:
+            places = mx.array(summed)
+            totals[places] = total_odds(scores[places], composed=self._composed)
+        return _Scored(rows, scores, totals)
+
+    def _of(self, array: mx.array, rows: list[int]) -> mx.array:
+        return array if len(rows) == len(self.draws) else array[mx.array(rows)]

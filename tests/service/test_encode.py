@@ -72,6 +72,11 @@ FULL_OPTIONS = dataclasses.replace(
     frequency_penalty=-0.5,
     frequency_context_size=70,
     curve=((1.0, 2.0), (100.0, 50.0)),
+    xtc_probability=0.5,
+    xtc_threshold=0.2,
+    xtc_special_tokens=(2, 10),
+    logprobs=True,
+    top_logprobs=3,
 )
 FULL_STARTED = GenerationStarted(
     generation_id="g-1",

@@ -11,7 +11,7 @@ from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.options import ResolvedOptions
 from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
 from engine.generation.row import Row, RowFault
-from engine.sampling.sampler import log_softmax
+from engine.sampling.mass import log_softmax
 from engine.state.kv_pool import KvPool
 from tests.engine.models import tiny_llama
 
@@ -65,7 +65,7 @@ def committed(rows, drawn, ids):
                 made.close()
                 continue
             if token is not None:
-                ids.setdefault(made, []).append(token)
+                ids.setdefault(made, []).append(token.token)
                 if made.commit(token)[2] is not None:
                     made.close()
                     continue

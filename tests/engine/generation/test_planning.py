@@ -27,11 +27,6 @@ from engine.generation.planning import (
 )
 
 VALUES = {
-    "xtc_probability": 0.5,
-    "xtc_threshold": 0.1,
-    "xtc_special_tokens": (1,),
-    "logprobs": True,
-    "top_logprobs": 3,
     "adapters": (AdapterSelection(id="a"),),
     "constraint": Constraint(kind="json_object"),
     "checkpoint_every_tokens": 16,
@@ -59,6 +54,13 @@ HONOURED = {
     "presence_context_size": 5,
     "frequency_penalty": -0.5,
     "frequency_context_size": 5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.3,
+    "xtc_special_tokens": (1,),
+    "hlg": HlgOetf(),
+    "curve": ((1.0, 1.0), (50.0, 50.0)),
+    "logprobs": True,
+    "top_logprobs": 3,
 }
 SHARING = {"cache_session_id": "s", "cache": CacheOptions(bypass=True)}
 
@@ -95,7 +97,9 @@ def model(**changes):
 
 
 def resolve(options, *, prompt_tokens=4, info=None):
-    return resolve_options(options, info or model(), FixedChunk(32), prompt_tokens=prompt_tokens, fresh_seed=77)
+    return resolve_options(
+        options, info or model(), FixedChunk(32), prompt_tokens=prompt_tokens, fresh_seed=77, line_break_ids=(10,)
+    )
 
 
 def test_every_option_is_either_honoured_or_refused():
@@ -142,6 +146,17 @@ def test_defaults_are_the_callers_then_the_models_then_ours():
     assert resolve(GenerateOptions()).eos_token_ids == (2, 3)
 
 
+def test_xtc_protects_the_end_tokens_and_the_line_break_unless_told_otherwise():
+    assert resolve(GenerateOptions()).xtc_special_tokens == (2, 3, 10)
+    assert resolve(GenerateOptions(eos_token_ids=(7,))).xtc_special_tokens == (7, 10)
+    assert resolve(GenerateOptions(xtc_special_tokens=(4,))).xtc_special_tokens == (4,)
+
+
+def test_the_threshold_of_xtc_is_a_tenth_unless_it_is_set():
+    assert resolve(GenerateOptions(xtc_probability=1.0)).xtc_threshold == 0.1
+    assert resolve(GenerateOptions(xtc_probability=1.0, xtc_threshold=0.0)).xtc_threshold == 0.0
+
+
 def test_an_empty_eos_set_replaces_the_models():
     assert resolve(GenerateOptions(eos_token_ids=())).eos_token_ids == ()
 
@@ -184,6 +199,12 @@ def test_an_empty_prompt_is_refused():
 def test_eos_ids_outside_the_vocabulary_are_refused(token):
     with pytest.raises(InvalidRequestError, match=str(token)):
         resolve(GenerateOptions(eos_token_ids=(1, token)))
+
+
+@pytest.mark.parametrize("token", [100, 2**31, 2**32 - 1])
+def test_protected_ids_outside_the_vocabulary_are_refused(token):
+    with pytest.raises(InvalidRequestError, match=str(token)):
+        resolve(GenerateOptions(xtc_special_tokens=(1, token)))
 
 
 @pytest.mark.parametrize("token", [100, 999_999, 2**32 - 1])

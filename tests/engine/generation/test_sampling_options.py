@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.contracts.results import SampledToken
 from engine.generation.autoregressive import run_packed_step
 from tests.engine.generation.test_autoregressive import ahead, committed, row, waiting
 from tests.engine.models import tiny_llama
@@ -96,12 +97,12 @@ def test_windows_hold_the_newest_tokens_of_prompt_and_completion(binding):
     made = row(binding.make_cache(), [1, 2, 3, 4], presence_penalty=1.0, presence_context_size=3)
     assert made.next_draw(None).history == [2, 3, 4]
     for token in (7, 8):
-        made.commit(token)
+        made.commit(SampledToken(token))
     assert made.next_draw(None).history == [4, 7, 8]
     assert made.next_draw(5).unread == 5
-    made.commit(9)
+    made.commit(SampledToken(9))
     assert made.next_draw(None).history == [7, 8, 9]
     everything = row(binding.make_cache(), [1, 2], presence_penalty=1.0, presence_context_size=50)
-    everything.commit(3)
+    everything.commit(SampledToken(3))
     assert everything.next_draw(None).history == [1, 2, 3]
     assert row(binding.make_cache(), [1, 2]).next_draw(None).history == []

@@ -2,6 +2,7 @@
 
 from engine.contracts.options import ResolvedOptions
 from engine.sampling.recipe import Draw, Recipe
+from engine.sampling.sampler import sample
 
 OFF = {
     "max_tokens": 8,
@@ -24,3 +25,8 @@ def options(**changes):
 
 def draw(step=0, *, history=(), unread=None, **changes):
     return Draw(Recipe(options(**changes)), step, history, unread)
+
+
+def ids(logits, draws, **how):
+    """The ids that are chosen; None where a row is not finite."""
+    return [None if one is None else one.token for one in sample(logits, draws, **how).read()]

@@ -9,8 +9,7 @@ from mlx_lm.sample_utils import make_logits_processors
 
 from engine.sampling.processors import process
 from engine.sampling.recipe import LARGEST
-from engine.sampling.sampler import sample
-from tests.engine.sampling.resolved import draw, options
+from tests.engine.sampling.resolved import draw, ids, options
 
 VOCAB = 30
 OFF = options()
@@ -123,9 +122,9 @@ def test_an_unset_window_sees_twenty_tokens():
 
 def test_processors_also_act_on_the_greedy_choice():
     row = mx.array([[1.0, 3.0, 2.9, 0.0]])
-    assert sample(row, [draw()]).read() == [1]
-    assert sample(row, [draw(history=[1], presence_penalty=0.5)]).read() == [2]
-    assert sample(row, [draw(logit_bias=((3, 10.0),))]).read() == [3]
+    assert ids(row, [draw()]) == [1]
+    assert ids(row, [draw(history=[1], presence_penalty=0.5)]) == [2]
+    assert ids(row, [draw(logit_bias=((3, 10.0),))]) == [3]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1e30])
@@ -146,7 +145,7 @@ def test_no_finite_option_makes_a_score_that_is_not(extreme, temperature):
     one = draw(history=[*range(VOCAB), 3, 3], temperature=temperature, **extreme)
     found = process(logits(4, 1, mx.float32), [one], None)
     assert np.abs(np.array(found)).max() <= LARGEST
-    assert sample(logits(4, 1, mx.float32), [one]).read()[0] in range(VOCAB)
+    assert ids(logits(4, 1, mx.float32), [one])[0] in range(VOCAB)
 
 
 def test_fifty_thousand_biases_are_each_applied():
@@ -162,4 +161,4 @@ def test_a_processor_does_not_hide_that_a_row_is_not_finite():
     rows[0, 4] = mx.nan
     rows[1, 4] = mx.inf
     hidden = draw(history=[4], logit_bias=((4, -5.0),), repetition_penalty=2.0)
-    assert sample(rows, [hidden, hidden]).read() == [None, None]
+    assert ids(rows, [hidden, hidden]) == [None, None]

@@ -9,8 +9,8 @@ from engine.sampling.curve import curve_logits
 from engine.sampling.hlg import tone_curve
 from engine.sampling.keys import step_key
 from engine.sampling.recipe import Draw, Recipe
-from engine.sampling.sampler import log_softmax, sample
-from tests.engine.sampling.resolved import options
+from engine.sampling.mass import log_softmax
+from tests.engine.sampling.resolved import ids, options
 
 VOCAB = 40
 POINTS = ((0.0, 0.0), (5.0, 30.0), (100.0, 60.0))
@@ -23,7 +23,7 @@ def rows(count):
 
 
 def drawn(logits, *wanted, step=4):
-    return sample(logits, [Draw(Recipe(options(**one)), step) for one in wanted]).read()
+    return ids(logits, [Draw(Recipe(options(**one)), step) for one in wanted])
 
 
 def categorical(logits, *, seed, step=4):

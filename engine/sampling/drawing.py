@@ -1,0 +1,118 @@
+"""Draws one token for each row of a step: all rows at once, each by its own key, filters and temperature.
+
+The draw is the categorical one: the largest sum of a token's score over the temperature and its Gumbel noise, taken
+over what the filters keep. Where `engine.sampling.cuts` leaves in doubt whether the drawn token is kept, the row is not
+sure, and `draw_exactly` decides it once the host has time.
+Source: Gumbel 1954 (the noise); reference, autoregressive §3.2 and §3.3 (keys, XTC's split).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import mlx.core as mx
+import numpy as np
+
+from engine.sampling import filters
+from engine.sampling.choice import Choice
+from engine.sampling.cuts import Cuts, find_cuts, find_cuts_with_exclusion
+from engine.sampling.keys import step_key
+from engine.sampling.recipe import LARGEST
+from engine.sampling.replacement import replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.sampling.recipe import Draw
+
+
+def draw(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Choice:
+    """Draw without XTC.
+
+    Args:
+        scores: [Q, V] float32, the largest of each row 0.
+        draws: one for each row.
+        totals: sums [Q] of the odds; read where top-p is on.
+    """
+    cuts = _cuts(scores, draws, totals)
+    return _drawn(scores, [step_key(one.recipe.options.seed, one.step) for one in draws], draws, cuts)
+
+
+def draw_with_exclusion(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Choice:
+    """Draw with XTC in every row; see `draw`."""
+    halves = [_split(one) for one in draws]
+    protected = np.zeros(scores.shape, dtype=np.bool_)
+    for row, one in enumerate(draws):
+        protected[row, list(one.recipe.protected)] = True
+    exposed = mx.array(~protected)
+    cuts, excluded = find_cuts_with_exclusion(
+        scores,
+        [one.recipe for one in draws],
+        totals,
+        chances=mx.stack([chance for _, chance in halves]),
+        exposed=exposed,
+    )
+    left = mx.where((scores > excluded[:, None]) & exposed, -mx.inf, scores)
+    return _drawn(left, [key for key, _ in halves], draws, cuts)
+
+
+def draw_replaced(logprobs: mx.array, draws: Sequence[Draw]) -> Choice:
+    """Draw from what curves make of `logprobs` [Q, V] float32, normalised; each row has its own curve."""
+    tokens = mx.stack(
+        [
+            mx.random.categorical(replaced(row, one.recipe), key=step_key(one.recipe.options.seed, one.step))
+            for row, one in zip(logprobs, draws, strict=True)
+        ]
+    )
+    return Choice(tokens, mx.ones(tokens.shape, dtype=mx.bool_))
+
+
+def draw_exactly(scores: mx.array, one: Draw) -> int:
+    """The token of one row by the filters' own rules; waits for `scores` [V], whose largest is 0."""
+    options, recipe = one.recipe.options, one.recipe
+    left = np.array(scores)
+    if recipe.top_p < 1:
+        left = filters.top_p(left, recipe.top_p)
+    if options.min_p > 0:
+        left = filters.min_p(left, options.min_p, options.min_tokens_to_keep)
+    key = step_key(options.seed, one.step)
+    if recipe.excludes:
+        key, chance = _split(one)
+        if cast("float", chance.item()) <= np.float32(options.xtc_probability):
+            left = filters.xtc(left, options.xtc_threshold, recipe.protected)
+    if options.top_k:
+        left = filters.top_k(left, options.top_k)
+    noise = np.maximum(np.array(mx.random.gumbel(left.shape, key=key)), -LARGEST)
+    return int(np.argmax(left / np.float32(recipe.temperature) + noise))
+
+
+def _cuts(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Cuts:
+    """Only rows in which tokens depend on each other need them in order."""
+    recipes = [one.recipe for one in draws]
+    by_ratio = np.array([recipe.min_p_score for recipe in recipes], dtype=np.float32)
+    # Min-p keeps what equals its cut.
+    possible, certain = mx.array(by_ratio), mx.array(np.nextafter(by_ratio, np.float32(-np.inf)))
+    ordered = [row for row, recipe in enumerate(recipes) if recipe.needs_order]
+    if not ordered:
+        return Cuts(possible, certain)
+    places = mx.array(ordered)
+    found = find_cuts(
+        scores if len(ordered) == len(draws) else scores[places], [recipes[row] for row in ordered], totals[places]
+    )
+    possible[places], certain[places] = found.possible, found.certain
+    return Cuts(possible, certain)
+
+
+def _drawn(scores: mx.array, keys: Sequence[mx.array], draws: Sequence[Draw], cuts: Cuts) -> Choice:
+    temperatures = mx.array([one.recipe.temperature for one in draws], dtype=mx.float32)
+    noise = mx.stack([mx.random.gumbel(scores.shape[1:], key=key) for key in keys])
+    removed = (scores < cuts.possible[:, None]).astype(mx.float32) * LARGEST  # in place of a slower choice by `where`
+    tokens = mx.argmax(scores / temperatures[:, None] + noise - removed, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(scores, tokens, axis=-1)
+    return Choice(tokens[:, 0], chosen[:, 0] > cuts.certain)
+
+
+def _split(one: Draw) -> tuple[mx.array, mx.array]:
+    """XTC's halves of the step's key: the key that draws the token, and the number that decides on the exclusion."""
+    first, second = mx.random.split(step_key(one.recipe.options.seed, one.step))
+    return second, mx.random.uniform(key=first)

@@ -1,0 +1,83 @@
+"""Log-probabilities of chosen tokens and of the most likely ones: found on the device, read with the tokens.
+
+They are measured over the whole vocabulary, after processors and masks and before temperature, filters and curves.
+On the way to the host floats travel as their bits, so that one array carries everything.
+Source: reference, autoregressive §3.4.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.contracts.results import LEAST_LOGPROB, TokenLogprobs, TopLogprob
+
+if TYPE_CHECKING:
+    from engine.contracts.options import ResolvedOptions
+
+Words: TypeAlias = NDArray[np.uint32]
+
+_COLUMNS = 16
+"""The vocabulary is searched in so many times fewer places."""
+
+
+def measure(scores: mx.array, tokens: mx.array, totals: mx.array, width: int) -> mx.array:
+    """What `read` reads.
+
+    Args:
+        scores: [Q, V] float32, the largest of each row 0.
+        tokens: the chosen ids [Q].
+        totals: sums [Q] of the odds e^score.
+        width: how many of the most likely tokens are wanted.
+
+    Returns:
+        [Q, 1 + 2 * min(width, V)] uint32: of the chosen token, then those of the most likely, then their ids.
+    """
+    likely = most_likely(scores, min(width, scores.shape[-1]))
+    columns = mx.concatenate([tokens[:, None].astype(mx.uint32), likely], axis=-1)
+    values = mx.take_along_axis(scores, columns, axis=-1) - mx.log(totals)[:, None]
+    return mx.concatenate([mx.clip(values, LEAST_LOGPROB, 0.0).view(mx.uint32), likely], axis=-1)
+
+
+def most_likely(scores: mx.array, count: int) -> mx.array:
+    """Ids [Q, `count`] uint32 of the largest of `scores` [Q, V], best first, equals in the order of their ids.
+
+    The tokens are laid out in columns. The best lie in the columns with the best maxima, of which no more are needed
+    than tokens.
+    """
+    vocabulary = scores.shape[-1]
+    columns = vocabulary // _COLUMNS
+    if count == 0 or columns <= count:
+        return _sorted_ids(scores, mx.broadcast_to(mx.arange(vocabulary), scores.shape), count)
+    whole = columns * _COLUMNS
+    laid_out = scores[:, :whole].reshape(-1, _COLUMNS, columns)
+    maxima = mx.max(laid_out, axis=-2)
+    best = mx.sort(mx.argpartition(-maxima, count - 1, axis=-1)[:, :count], axis=-1)
+    ids = (mx.arange(_COLUMNS)[:, None] * columns + best[:, None, :]).reshape(best.shape[0], -1)
+    rest = mx.broadcast_to(mx.arange(whole, vocabulary), (scores.shape[0], vocabulary - whole))
+    return _sorted_ids(scores, mx.concatenate([ids, rest], axis=-1), count)
+
+
+def read(words: Words, token: int, options: ResolvedOptions) -> TokenLogprobs:
+    """What one row's caller asked for, from that row of `measure`.
+
+    Raises:
+        ValueError: `words` were measured for fewer tokens than `options` ask for.
+    """
+    width = (len(words) - 1) // 2
+    values = words[: 1 + width].view(np.float32).tolist()
+    ids = words[1 + width :].tolist()
+    count = min(options.top_logprobs, width)
+    top = [TopLogprob(candidate, value) for candidate, value in zip(ids[:count], values[1 : 1 + count], strict=True)]
+    if count and token not in ids[:count]:
+        top.append(TopLogprob(token, values[0]))
+    return TokenLogprobs(logprob=values[0] if options.logprobs else None, top=tuple(top))
+
+
+def _sorted_ids(scores: mx.array, ids: mx.array, count: int) -> mx.array:
+    """The `count` of `ids` [Q, N], in ascending order, whose scores are largest."""
+    order = mx.argsort(-mx.take_along_axis(scores, ids, axis=-1), axis=-1)[:, :count]
+    return mx.take_along_axis(ids, order, axis=-1).astype(mx.uint32)
