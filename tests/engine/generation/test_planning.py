@@ -57,8 +57,6 @@ HONOURED = {
     "xtc_probability": 0.5,
     "xtc_threshold": 0.3,
     "xtc_special_tokens": (1,),
-    "hlg": HlgOetf(),
-    "curve": ((1.0, 1.0), (50.0, 50.0)),
     "logprobs": True,
     "top_logprobs": 3,
 }

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from engine.contracts.cancellation import AbortController, AbortReason
-from engine.contracts.results import FinishReason, GenerateStats, tokens_per_second
+from engine.contracts.results import FinishReason, GenerateStats, SampledToken, tokens_per_second
 from engine.generation.row import Row
 from engine.generation.text import PushedText
 from tests.engine.sampling.resolved import options
@@ -82,14 +82,14 @@ def test_an_ordinary_run_is_accounted_for_to_the_millisecond(row, clock):
     row.admit([])
     clock.after(0.5)
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     for token in (4, 5):
         clock.after(0.1)
         feed(row)
-        row.commit(token)
+        row.commit(SampledToken(token))
     clock.after(0.1)
     feed(row)
-    _, _, end = row.commit(6)
+    _, _, end = row.commit(SampledToken(6))
     stats = end.stats
     assert end.finish_reason is FinishReason.LENGTH
     assert (stats.prompt_tokens, stats.cached_tokens, stats.generated_tokens) == (6, 0, 4)
@@ -106,7 +106,7 @@ def test_an_instant_run_has_no_rates(row):
     row.admit([])
     prefill(row)
     for token in (3, 4, 5, 6):
-        _, _, end = row.commit(token)
+        _, _, end = row.commit(SampledToken(token))
     assert end.stats.generated_tokens == 4
     assert (end.stats.prefill_tps, end.stats.decode_tps) == (0, 0)
     assert finite(end.stats)
@@ -135,7 +135,7 @@ def test_one_token_is_not_decoding(row, clock):
     row.admit([])
     clock.after(0.5)
     prefill(row)
-    _, _, end = row.commit(STOP)
+    _, _, end = row.commit(SampledToken(STOP))
     clock.after(1)
     assert end.matched_stop == "stop"
     assert (end.stats.generated_tokens, end.stats.decode_ms, end.stats.decode_tps) == (1, 0, 0)
@@ -144,10 +144,10 @@ def test_one_token_is_not_decoding(row, clock):
 def test_time_after_the_last_token_is_not_decoding(row, clock, controller):
     row.admit([])
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     clock.after(0.5)
     feed(row)
-    row.commit(4)
+    row.commit(SampledToken(4))
     clock.after(7)
     controller.abort(AbortReason.DISCONNECTED)
     _, end = row.aborted()
@@ -157,10 +157,10 @@ def test_time_after_the_last_token_is_not_decoding(row, clock, controller):
 def test_a_terminating_end_token_is_counted_and_never_shown(row, clock):
     row.admit([])
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     clock.after(0.25)
     feed(row)
-    shown, _, end = row.commit(END)
+    shown, _, end = row.commit(SampledToken(END))
     assert shown is None
     assert end.finish_reason is FinishReason.STOP
     assert (end.stats.generated_tokens, end.stats.decode_tps) == (2, 8)
@@ -170,10 +170,10 @@ def test_a_terminating_end_token_is_counted_and_never_shown(row, clock):
 def test_an_end_token_whose_state_a_step_ahead_has_written_is_among_the_cached_ones(row):
     row.admit([])
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     feed(row)
     feed(row)
-    _, _, end = row.commit(END)
+    _, _, end = row.commit(SampledToken(END))
     assert end.stats.cache_tokens == (*PROMPT, 3, END)
 
 
@@ -181,15 +181,15 @@ def test_an_end_token_on_the_last_allowed_place_is_a_stop(row):
     row.admit([])
     prefill(row)
     for token in (3, 4, 5):
-        row.commit(token)
-    assert row.commit(END)[2].finish_reason is FinishReason.STOP
+        row.commit(SampledToken(token))
+    assert row.commit(SampledToken(END))[2].finish_reason is FinishReason.STOP
 
 
 def test_cached_tokens_are_neither_computed_nor_timed(row, clock):
     row.admit([], cached_tokens=4)
     clock.after(0.5)
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     assert (row.stats().cached_tokens, row.stats().prefill_tps) == (4, 4)
 
 
@@ -197,7 +197,7 @@ def test_a_restart_does_not_change_what_was_read_before_the_first_token(row, clo
     row.admit([])
     clock.after(0.5)
     prefill(row)
-    row.commit(3)
+    row.commit(SampledToken(3))
     row.restart([])
     assert row.stats().prefill_tps == 12
 

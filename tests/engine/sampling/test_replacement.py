@@ -8,8 +8,8 @@ from engine.contracts.hlg import HlgEotf, HlgOetf, HlgParametric, HlgPipeline, H
 from engine.sampling.curve import curve_logits
 from engine.sampling.hlg import tone_curve
 from engine.sampling.keys import step_key
-from engine.sampling.recipe import Draw, Recipe
 from engine.sampling.mass import log_softmax
+from engine.sampling.recipe import Draw, Recipe
 from tests.engine.sampling.resolved import ids, options
 
 VOCAB = 40
