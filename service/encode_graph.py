@@ -83,6 +83,8 @@ def encode_execution(execution: ResolvedExecution) -> graph_pb2.ResolvedExecutio
         compiled_decode=execution.compiled_decode,
         grammar_jump=execution.grammar_jump,
         reasons=execution.reasons,
+        kv_storage=execution.kv_storage,
+        row_tile_tokens=execution.row_tile_tokens,
     )
 
 

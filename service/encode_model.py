@@ -36,6 +36,7 @@ def encode_model_info(info: ModelInfo) -> model_pb2.ModelInfo:
         parameters=info.parameters,
         load_time=_duration(info.load_seconds),
         max_rows=info.composition.max_rows,
+        kv_storage=info.composition.kv_store_key,
     )
 
 

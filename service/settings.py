@@ -15,6 +15,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from engine.contracts.kv_scheme import parse_kv_wish
 from engine.execution.resident import EngineSettings
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class ServerSettings(BaseModel):
     state_bytes: int | None = Field(default=None, ge=1)
     row_tile_tokens: int | None = Field(default=None, ge=1, le=4096)
     prefix_cache_bytes: int | None = Field(default=None, ge=0)
+    kv_storage: str = "plain"
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = Field(default=None, ge=1)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
@@ -68,9 +70,19 @@ class ServerSettings(BaseModel):
             state_bytes=self.state_bytes,
             row_tile_tokens=self.row_tile_tokens,
             prefix_cache_bytes=self.prefix_cache_bytes,
+            kv_storage=self.kv_storage,
             prefix_cache_dir=self.prefix_cache_dir,
             prefix_cache_disk_bytes=self.prefix_cache_disk_bytes,
         )
+
+    @field_validator("kv_storage")
+    @classmethod
+    def _is_a_way_to_store(cls, text: str) -> str:
+        try:
+            parse_kv_wish(text)
+        except ValueError as error:
+            raise PydanticCustomError("kv_storage", "{problem}", {"problem": str(error)}) from None
+        return text
 
     @field_validator("prefix_cache_dir")
     @classmethod

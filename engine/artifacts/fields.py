@@ -34,13 +34,25 @@ def read_object(path: Path, *, limit_bytes: int = CONFIG_LIMIT_BYTES) -> dict[st
 
 def parse_object(file: str, raw: bytes) -> dict[str, object]:
     """Parse `raw` as one JSON object; raises `CorruptArtifactError` naming `file`."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise CorruptArtifactError(file, "is not JSON") from None
+    document = _parsed(file, raw)
     if not isinstance(document, dict):
         raise CorruptArtifactError(file, f"must hold a JSON object, not {_kind(document)}")
     return document
+
+
+def parse_list(file: str, raw: bytes) -> list[object]:
+    """Parse `raw` as one JSON list; raises `CorruptArtifactError` naming `file`."""
+    document = _parsed(file, raw)
+    if not isinstance(document, list):
+        raise CorruptArtifactError(file, f"must hold a JSON list, not {_kind(document)}")
+    return document
+
+
+def _parsed(file: str, raw: bytes) -> object:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise CorruptArtifactError(file, "is not JSON") from None
 
 
 class Fields:
@@ -191,7 +203,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _kind(value: object) -> str:
-    names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
     return names.get(type(value), "null")
 
 

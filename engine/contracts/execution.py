@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 class ResolvedExecution:
     """Frozen outcome of planning. `reasons` explains each mismatch that did not refuse the request.
 
+    `kv_storage` is the store key of the form in which keys and values are kept.
     `row_tile_tokens` is set where a row's bits do not depend on its company; see `Composition`.
     """
 
     method: Method = "autoregressive"
     mechanism: Literal["continuous", "unsupported"] = "continuous"
     paged_kv: bool = False
+    kv_storage: str = "bf16"
     prompt_cache: bool = False
     checkpoint: bool = False
     fill: bool = False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.artifacts.kv_config import read_kv_config
 from engine.artifacts.weights import WeightStore
 from engine.contracts.composition import Composition
 from engine.contracts.errors import CorruptArtifactError
@@ -22,6 +23,7 @@ from engine.execution.prefix_opening import open_prefixes
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
+from engine.generation.bindings.kv_storage import resolve_kv_storage
 from engine.generation.memory import state_budget_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.reading import WeightReader
@@ -63,12 +65,13 @@ def load_model(
 
     Raises:
         ArtifactError: weights are missing, damaged or left over.
+        ConfigurationError: keys and values cannot be stored as the settings ask.
         CorruptArtifactError: they are not finite numbers.
         GraphContractError: the graph does not keep its promises.
     """
     artifact = files.artifact
     layout = runtime.layout(_weights_facts(artifact))
-    composition = _composition(runtime, layout, settings)
+    composition = _composition(artifact, runtime, layout, settings)
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
     reader = WeightReader(
         store,
@@ -138,10 +141,13 @@ def _weights_facts(artifact: Artifact) -> WeightsFacts:
     return WeightsFacts(parameters=artifact.parameters, stored_dtype=stored, quantized=quantized)
 
 
-def _composition(runtime: Runtime, layout: LayoutPolicy, settings: EngineSettings) -> Composition:
+def _composition(artifact: Artifact, runtime: Runtime, layout: LayoutPolicy, settings: EngineSettings) -> Composition:
+    kv, paged_kv = resolve_kv_storage(settings.kv_storage, lambda: read_kv_config(artifact.path))
     return Composition(
         device=runtime.info.device,
         compute_dtype=layout.compute_dtype,
+        kv=kv,
+        paged_kv=paged_kv,
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         max_rows=settings.max_rows,
         row_tile_tokens=settings.row_tile_tokens,

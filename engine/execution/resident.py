@@ -59,6 +59,7 @@ class EngineSettings:
     state_bytes: int | None = None
     row_tile_tokens: int | None = None
     prefix_cache_bytes: int | None = None
+    kv_storage: str = "plain"
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = None
 

@@ -141,6 +141,8 @@ def resolve_execution(composition: Composition, *, prompt_cache: bool) -> Resolv
     return ResolvedExecution(
         method="autoregressive",
         mechanism="continuous",
+        paged_kv=composition.paged_kv is not None,
+        kv_storage=composition.kv_store_key,
         prompt_cache=prompt_cache,
         row_tile_tokens=composition.row_tile_tokens,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.graph import LINEAR_ATTENTION
 from engine.contracts.kv_scheme import AffineKv, PlainKv, TurboKv, layer_scheme
 from engine.state.affine_codec import AffineCodec
@@ -27,7 +28,13 @@ class CacheBuilder:
     """Makes the caches of each row of one graph; rows may share storage that it owns."""
 
     def __init__(self, geometry: GraphGeometry, composition: Composition) -> None:
-        """Fix the form of each layer."""
+        """Fix the form of each layer.
+
+        Raises:
+            UnsupportedOptionError: the composition wants paged storage, which is not built yet.
+        """
+        if composition.paged_kv is not None:
+            raise UnsupportedOptionError("composition.paged_kv", "paged storage is not available")
         self._geometry = geometry
         self._composed = composition.composes_exponentials
         self._plain = PlainCodec(composed=self._composed)

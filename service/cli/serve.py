@@ -38,6 +38,9 @@ from service.signals import leave_on_signals
 @click.option("--prefix-cache-dir", type=click.Path(path_type=Path),
               help="Folder that keeps states of long prompts across restarts. Default: none is kept.")  # fmt: skip
 @click.option("--prefix-cache-disk-bytes", type=int, help="Size of that folder. Default 8 GiB.")
+@click.option("--kv-storage", help="How keys and values are stored: plain, affine4 or affine8 (-g32, -g64, -g128), "
+              "config (the model's own list), turbo-k4v4 (other widths too), paged. Quantized forms take "
+              "-start{tokens}. Default plain.")  # fmt: skip
 @click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
 @click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
 @click.option("--log-level", help="debug, info, warning or error. Default info.")

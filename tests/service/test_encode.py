@@ -55,6 +55,8 @@ FULL_EXECUTION = ResolvedExecution(
     compiled_decode=True,
     grammar_jump=True,
     reasons=("no draft is mounted",),
+    kv_storage="kv4-g32",
+    row_tile_tokens=8,
 )
 FULL_OPTIONS = dataclasses.replace(
     OPTIONS,

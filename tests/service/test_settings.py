@@ -67,6 +67,8 @@ def test_a_key_of_a_later_build_or_a_slip_is_refused_by_name(
         ("row_tile_tokens", 0),
         ("prefix_cache_bytes", -1),
         ("prefix_cache_disk_bytes", 1000),
+        ("kv_storage", "affine5"),
+        ("kv_storage", ""),
         ("device", "tpu"),
         ("dtype", "int4"),
         ("log_level", "loud"),
@@ -148,6 +150,7 @@ def test_auto_leaves_the_choice_to_the_engine() -> None:
 
 
 def test_every_engine_setting_is_ours_to_set() -> None:
-    engine = load_settings({"model": "m", "row_tile_tokens": 8}, None).engine_settings()
-    assert engine.row_tile_tokens == 8
+    flags = {"model": "m", "row_tile_tokens": 8, "kv_storage": "affine8-g32-start100"}
+    engine = load_settings(flags, None).engine_settings()
+    assert (engine.row_tile_tokens, engine.kv_storage) == (8, "affine8-g32-start100")
     assert set(type(engine).__slots__) <= set(ServerSettings.model_fields)

@@ -21,7 +21,7 @@ from engine.contracts.kv_scheme import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphDeclaration, GraphGeometry
@@ -31,13 +31,14 @@ SETTING = "kv_storage"
 
 
 def resolve_kv_storage(
-    text: str, listed: Sequence[AffineLayer] | None
+    text: str, read_list: Callable[[], Sequence[AffineLayer] | None]
 ) -> tuple[KvStorageScheme, PagedKvComposition | None]:
     """The scheme that an operator's `text` stands for, and whether it is paged.
 
     Args:
         text: one of `engine.contracts.kv_scheme.SPELLINGS`.
-        listed: the layers that the model's own files want quantized; None when they say nothing.
+        read_list: reads which layers the model's own files want quantized; None when they say nothing. It is called
+            only when the text asks for them.
 
     Raises:
         ConfigurationError: the text is none of these, or asks for a list that the model does not have.
@@ -48,6 +49,7 @@ def resolve_kv_storage(
         raise ConfigurationError(SETTING, str(error)) from None
     if not wish.from_config:
         return wish.scheme, PagedKvComposition() if wish.paged else None
+    listed = read_list()
     if listed is None:
         raise ConfigurationError(SETTING, f"{text!r} needs a kv_config.json beside the model, and there is none")
     return AffineLayersKv(layers=tuple(listed), start=wish.scheme.start), None

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
+from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition, PagedKvComposition
 from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
 from engine.contracts.hlg import HlgOetf
+from engine.contracts.kv_scheme import AffineKv
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.contracts.option_groups import (
     AdapterSelection,
@@ -244,3 +245,11 @@ def test_a_salt_and_the_cuts_of_exact_rows_have_namespaces_of_their_own():
     assert len({use.namespace for use in uses}) == len(uses)
     assert [use.cut_tokens for use in uses] == [1, 1, 1, 32, 16]
     assert "secret" not in prefix_of(cache=CacheOptions(salt="secret")).namespace
+
+
+def test_how_keys_and_values_are_stored_is_told():
+    assert resolve_execution(Composition(), prompt_cache=False).kv_storage == "bf16"
+    quantized = Composition(kv=AffineKv(bits=4, group_size=32))
+    assert resolve_execution(quantized, prompt_cache=False).kv_storage == "kv4-g32"
+    paged = resolve_execution(Composition(paged_kv=PagedKvComposition()), prompt_cache=False)
+    assert (paged.kv_storage, paged.paged_kv) == ("bf16-b256", True)

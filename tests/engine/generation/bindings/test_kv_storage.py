@@ -28,17 +28,21 @@ def geometry(head_dim=64, kinds=("full_attention", "sliding_attention")):
     )
 
 
+def never_read():
+    raise AssertionError("nobody asked for the model's own list")
+
+
 def test_a_wish_is_resolved():
-    assert resolve_kv_storage("plain", LISTED) == (PlainKv(), None)
-    assert resolve_kv_storage("paged", None) == (PlainKv(), PagedKvComposition())
-    assert resolve_kv_storage("affine4-start8", None) == (AffineKv(bits=4, start=8), None)
-    assert resolve_kv_storage("config-start8", LISTED) == (AffineLayersKv(layers=LISTED, start=8), None)
+    assert resolve_kv_storage("plain", never_read) == (PlainKv(), None)
+    assert resolve_kv_storage("paged", never_read) == (PlainKv(), PagedKvComposition())
+    assert resolve_kv_storage("affine4-start8", never_read) == (AffineKv(bits=4, start=8), None)
+    assert resolve_kv_storage("config-start8", lambda: LISTED) == (AffineLayersKv(layers=LISTED, start=8), None)
 
 
 @pytest.mark.parametrize("text", ["q4", "config"])
 def test_a_wish_that_cannot_be_met_names_the_setting(text):
     with pytest.raises(ConfigurationError, match=r"^kv_storage: .*(kv_config|known)"):
-        resolve_kv_storage(text, None)
+        resolve_kv_storage(text, lambda: None)
 
 
 @pytest.mark.parametrize(

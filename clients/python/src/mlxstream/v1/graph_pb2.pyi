@@ -170,7 +170,7 @@ class SpeculationCapability(_message.Message):
     def __init__(self, adapters: bool = ..., logprobs: bool = ..., affine_kv: bool = ..., turbo_kv: bool = ..., external_tokens: bool = ..., grammar_proposals: bool = ..., immediate_affine4: bool = ...) -> None: ...
 
 class ResolvedExecution(_message.Message):
-    __slots__ = ("method", "mechanism", "paged_kv", "prompt_cache", "checkpoint", "fill", "compiled_decode", "grammar_jump", "reasons")
+    __slots__ = ("method", "mechanism", "paged_kv", "prompt_cache", "checkpoint", "fill", "compiled_decode", "grammar_jump", "reasons", "kv_storage", "row_tile_tokens")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     MECHANISM_FIELD_NUMBER: _ClassVar[int]
     PAGED_KV_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,8 @@ class ResolvedExecution(_message.Message):
     COMPILED_DECODE_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_JUMP_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    KV_STORAGE_FIELD_NUMBER: _ClassVar[int]
+    ROW_TILE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     method: GenerationMethod
     mechanism: ExecutionMechanism
     paged_kv: bool
@@ -189,4 +191,6 @@ class ResolvedExecution(_message.Message):
     compiled_decode: bool
     grammar_jump: bool
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, method: _Optional[_Union[GenerationMethod, str]] = ..., mechanism: _Optional[_Union[ExecutionMechanism, str]] = ..., paged_kv: bool = ..., prompt_cache: bool = ..., checkpoint: bool = ..., fill: bool = ..., compiled_decode: bool = ..., grammar_jump: bool = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    kv_storage: str
+    row_tile_tokens: int
+    def __init__(self, method: _Optional[_Union[GenerationMethod, str]] = ..., mechanism: _Optional[_Union[ExecutionMechanism, str]] = ..., paged_kv: bool = ..., prompt_cache: bool = ..., checkpoint: bool = ..., fill: bool = ..., compiled_decode: bool = ..., grammar_jump: bool = ..., reasons: _Optional[_Iterable[str]] = ..., kv_storage: _Optional[str] = ..., row_tile_tokens: _Optional[int] = ...) -> None: ...

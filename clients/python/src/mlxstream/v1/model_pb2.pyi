@@ -45,7 +45,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., schema_revision: _Optional[int] = ..., minimum_client_revision: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "weights_fingerprint", "model_type", "descriptor", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows")
+    __slots__ = ("name", "weights_fingerprint", "model_type", "descriptor", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows", "kv_storage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class ModelInfo(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    KV_STORAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     weights_fingerprint: str
     model_type: str
@@ -84,7 +85,8 @@ class ModelInfo(_message.Message):
     parameters: int
     load_time: _duration_pb2.Duration
     max_rows: int
-    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., descriptor: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ...) -> None: ...
+    kv_storage: str
+    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., descriptor: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ..., kv_storage: _Optional[str] = ...) -> None: ...
 
 class RuntimeInfo(_message.Message):
     __slots__ = ("device", "device_name", "mlx_version", "blas", "blas_optimized", "remedy")

@@ -1,0 +1,77 @@
+"""Engines that store keys and values in other forms: what they tell, what they answer, and what they refuse."""
+
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from engine.contracts.errors import ConfigurationError
+from engine.execution.engine import Engine
+from tests.engine import tiny_model
+from tests.engine.execution.driving import run, settings, tokens
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory):
+    """Heads of 64 values, as quantized forms need them; every second layer slides."""
+    folder = tmp_path_factory.mktemp("wide") / "tiny"
+    tiny_model.write(
+        folder,
+        head_dim=64,
+        max_position_embeddings=1024,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=24,
+    )
+    return folder
+
+
+async def serving(folder, tmp_path, kv_storage):
+    engine = Engine(settings(folder, tmp_path, kv_storage=kv_storage, prefix_cache_bytes=0))
+    await engine.start()
+    return engine
+
+
+FORMS = {
+    "affine8": "kv8",
+    "affine8-g32-start40": "kv8-g32-start40",
+    "turbo-k8v8": "turbo-k8v8",
+    "config": "config",
+}
+# Prompt and completion lengths of rows that share their steps.
+COMPANY = ((60, 2), (20, 60), (10, 60), (5, 60))
+
+
+async def ids_of(engine, length, limit):
+    return (await run(engine, tokens(length, length), max_tokens=limit, eos_token_ids=()))[1]
+
+
+@pytest.mark.parametrize("kv_storage", FORMS)
+async def test_rows_of_any_form_answer_in_company_what_they_answer_alone(wide_folder, tmp_path, kv_storage):
+    """Field report 41: with quantized state, rows in company must not answer worse than alone."""
+    (wide_folder / "kv_config.json").write_text(json.dumps([{"layer_idx": 0, "bits": 8, "group_size": 32}]))
+    engine, plain = [await serving(wide_folder, tmp_path, form) for form in (kv_storage, "plain")]
+    try:
+        started = (await run(engine, tokens(1, 3), max_tokens=2))[0]
+        assert started.execution.kv_storage == FORMS[kv_storage]
+        alone = [await ids_of(engine, *lengths) for lengths in COMPANY]
+        assert await asyncio.gather(*(ids_of(engine, *lengths) for lengths in COMPANY)) == alone
+        exact = [await ids_of(plain, *lengths) for lengths in COMPANY]
+        same = sum(map(int.__eq__, itertools.chain(*alone), itertools.chain(*exact)))
+        assert same >= 0.6 * sum(limit for _, limit in COMPANY)
+    finally:
+        await engine.stop()
+        await plain.stop()
+
+
+@pytest.mark.parametrize(
+    ("kv_storage", "why"),
+    [("affine4", "heads of 16 values"), ("turbo-k4v4", "heads have 16 values"), ("config", "no"), ("q", "known")],
+)
+async def test_a_form_that_the_model_cannot_take_is_refused_at_the_start(folder, tmp_path, kv_storage, why):
+    engine = Engine(settings(folder, tmp_path, kv_storage=kv_storage))
+    try:
+        with pytest.raises(ConfigurationError, match=f"kv_storage: .*{why}"):
+            await engine.start()
+    finally:
+        await engine.stop()
