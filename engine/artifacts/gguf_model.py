@@ -1,20 +1,21 @@
-"""A GGUF file's metadata and tensor names in the terms of Hugging Face: one `ModelConfig`, canonical names.
+"""A GGUF file's metadata in the terms of Hugging Face: one `ModelConfig`, and tensors under canonical names.
 
-Architectures are a table. The "llama" converter permutes the rows of the query and key projections, so rotation pairs
-neighbours ("traditional") and the weights stay as they are stored. Source: the GGUF specification (standard keys).
+What a family leaves to rules is read by the same code as for a folder. Source: the GGUF specification (standard keys).
 """
 
 from __future__ import annotations
 
-import re
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
+from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields
+from engine.artifacts.gguf_architectures import ARCHITECTURES, EMBEDDING, HEAD, canonical_name
 from engine.artifacts.huggingface import check_token_ids
+from engine.artifacts.layer_fields import layer_types, rotates
 from engine.artifacts.model_files import open_file
+from engine.artifacts.scaling_fields import parse_scaling
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.contracts.rope import RopeConfig
 
@@ -22,48 +23,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from engine.artifacts.family import Family, Norm
     from engine.artifacts.gguf import GgufHeader
+    from engine.artifacts.gguf_architectures import Architecture
     from engine.artifacts.tensor_header import TensorHeader
 
-EMBEDDING: Final = "token_embd.weight"
-HEAD: Final = "output.weight"
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _END_TOKEN_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
-_LAYER_NAME: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Architecture:
-    """How one `general.architecture` maps to a graph: its family, its rotation, and its names."""
-
-    model_type: str
-    traditional: bool
-    whole: Mapping[str, str]
-    per_layer: Mapping[str, str]
-
-
-_ARCHITECTURES: Final[Mapping[str, _Architecture]] = {
-    "llama": _Architecture(
-        model_type="llama",
-        traditional=True,
-        whole={
-            EMBEDDING: "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
-            HEAD: "lm_head.weight",
-        },
-        per_layer={
-            "attn_norm": "input_layernorm",
-            "attn_q": "self_attn.q_proj",
-            "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj",
-            "attn_output": "self_attn.o_proj",
-            "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj",
-            "ffn_up": "mlp.up_proj",
-            "ffn_down": "mlp.down_proj",
-            "attn_rot_embd": "self_attn.rotary_emb.inv_freq",
-        },
-    ),
+_NORM_EPS: Final[Mapping[Norm, str]] = {
+    "rms": "layer_norm_rms_epsilon",
+    "rms_plus_one": "layer_norm_rms_epsilon",  # converters add the one
+    "rms_as_stored": "layer_norm_rms_epsilon",
+    "layer": "layer_norm_epsilon",
+}
+# What a file may state of its family's own facts, and the field of a `config.json` that states the same.
+_FACTS: Final[Mapping[str, str]] = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
 }
 
 
@@ -80,14 +61,17 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
     embedding = header.tensors.get(EMBEDDING)
     if embedding is None:
         raise MissingArtifactError(path.name, f"has no tensor {EMBEDDING!r}")
-    layers, hidden_size = (
-        fields.count(f"{name}.block_count", most=MOST_LAYERS),
-        fields.count(f"{name}.embedding_length"),
-    )
+    layers = fields.count(f"{name}.block_count", most=MOST_LAYERS)
+    hidden_size = fields.count(f"{name}.embedding_length")
     heads, kv_heads, head_dim = _heads(fields, name, hidden_size)
     context_length = fields.count(f"{name}.context_length")
+    facts = _facts(fields, name, architecture, layers=layers, hidden_size=hidden_size, heads=heads, head_dim=head_dim)
+    known = Fields(path.name, architecture.family.defaults).overlaid(facts)
+    kinds, held_kinds, window = layer_types(known, architecture.family, layers=layers, context_length=context_length)
+    rope = _rope(fields, name, header, head_dim, context_length)
+    ropes = {FULL_ATTENTION: rope, SLIDING_ATTENTION: _local(fields, name, architecture.family, rope)}
     config = ModelConfig(
-        model_type=architecture.model_type,
+        model_type=architecture.family.name,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         intermediate_size=_uniform(fields, f"{name}.feed_forward_length"),
@@ -96,11 +80,13 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=context_length,
-        norm_eps=fields.positive(f"{name}.attention.layer_norm_rms_epsilon"),
-        layer_types=(FULL_ATTENTION,) * layers,
-        layer_ropes=(_rope(fields, name, header, head_dim, context_length),) * layers,
+        norm_eps=fields.positive(f"{name}.attention.{_NORM_EPS[architecture.family.norm]}"),
+        layer_types=held_kinds,
+        layer_ropes=tuple(ropes[kind] if rotates(known, layer) else None for layer, kind in enumerate(kinds)),
+        sliding_window=window,
+        scaling=parse_scaling(known, facts, architecture.family),
         tie_word_embeddings=HEAD not in header.tensors,
-        attention_bias=_has_bias(header, "attn_q", "attn_k", "attn_v"),
+        attention_bias=_has_bias(header, "attn_q", "attn_k", "attn_v", "attn_qkv"),
         output_bias=_has_bias(header, "attn_output"),
         mlp_bias=_has_bias(header, "ffn_gate", "ffn_up", "ffn_down"),
         eos_token_ids=union_of_ids(*(fields.token_ids(f"tokenizer.ggml.{key}") for key in _END_TOKEN_KEYS)),
@@ -116,29 +102,50 @@ def canonical_tensors(header: GgufHeader) -> dict[str, TensorHeader]:
 
     Rotary factors are left out: they are part of the configuration.
     """
-    architecture = _ARCHITECTURES[str(header.metadata["general.architecture"])]
+    family = ARCHITECTURES[str(header.metadata["general.architecture"])].family
     return {
-        (canonical := _canonical_name(architecture, name)): replace(tensor, name=canonical)
+        (canonical := canonical_name(family, name)): replace(tensor, name=canonical)
         for name, tensor in header.tensors.items()
         if name != ROPE_FACTORS
     }
 
 
-def _canonical_name(architecture: _Architecture, name: str) -> str:
-    match = _LAYER_NAME.fullmatch(name)
-    if match and match[2] in architecture.per_layer:
-        return f"model.layers.{match[1]}.{architecture.per_layer[match[2]]}.{match[3]}"
-    return architecture.whole.get(name, name)
+def _facts(
+    fields: Fields, name: str, architecture: Architecture, *, layers: int, hidden_size: int, heads: int, head_dim: int
+) -> Fields:
+    """What a `config.json` would state of the family's own facts."""
+    facts: dict[str, object] = {"num_hidden_layers": layers, "hidden_size": hidden_size}
+    for key, field in _FACTS.items():
+        if f"{name}.{key}" in fields:
+            facts[field] = fields.positive(f"{name}.{key}")
+    if "sliding_window" in facts:
+        facts["sliding_window"] = fields.count(f"{name}.attention.sliding_window")
+    if architecture.layers_of_widest:
+        widest = layers == architecture.layers_of_widest
+        facts["query_pre_attn_scalar"] = hidden_size // heads if widest else head_dim
+    return Fields(fields.file, facts)
 
 
-def _architecture(fields: Fields) -> tuple[str, _Architecture]:
+def _local(fields: Fields, name: str, family: Family, rope: RopeConfig) -> RopeConfig:
+    """How sliding layers rotate: as all do, save in a family that gives them a θ of their own and no scaling."""
+    if "rope_local_base_freq" not in family.defaults:
+        return rope
+    return RopeConfig(
+        dims=rope.dims,
+        context_length=rope.context_length,
+        original_context_length=rope.context_length,
+        theta=fields.positive(f"{name}.rope.freq_base_swa", 10000.0),
+    )
+
+
+def _architecture(fields: Fields) -> tuple[str, Architecture]:
     name = fields.text("general.architecture")
     if not name:
         raise MissingArtifactError(fields.file, "has no general.architecture")
-    if name not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
         raise UnsupportedArtifactError(fields.file, f"architecture {name!r} is not supported; supported: {known}")
-    return name, _ARCHITECTURES[name]
+    return name, ARCHITECTURES[name]
 
 
 def _refuse_variants(fields: Fields, name: str) -> None:
@@ -157,11 +164,12 @@ def _heads(fields: Fields, name: str, hidden_size: int) -> tuple[int, int, int]:
     heads = _uniform(fields, f"{name}.attention.head_count")
     key = f"{name}.attention.head_count_kv"
     kv_heads = _uniform(fields, key) if key in fields else heads
-    if heads % kv_heads or hidden_size % heads:
+    stated = f"{name}.attention.key_length"
+    if heads % kv_heads or (stated not in fields and hidden_size % heads):
         raise CorruptArtifactError(
             fields.file, f"{heads} heads over {kv_heads} key/value heads do not divide {hidden_size} values"
         )
-    head_dim = fields.count(f"{name}.attention.key_length", hidden_size // heads)
+    head_dim = fields.count(stated, max(1, hidden_size // heads))
     if fields.count(f"{name}.attention.value_length", head_dim) != head_dim:
         raise UnsupportedArtifactError(fields.file, "keys and values of different sizes are not supported")
     return heads, kv_heads, head_dim
@@ -183,7 +191,7 @@ def _rope(fields: Fields, name: str, header: GgufHeader, head_dim: int, context_
         dims=fields.count(f"{name}.rope.dimension_count", head_dim),
         context_length=context_length,
         theta=fields.positive(f"{name}.rope.freq_base", 10000.0),
-        traditional=_ARCHITECTURES[name].traditional,
+        traditional=ARCHITECTURES[name].traditional,
         original_context_length=fields.count(f"{scaling}original_context_length", context_length),
     )
     if rope.dims > head_dim or rope.dims % 2:

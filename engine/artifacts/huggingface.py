@@ -8,12 +8,10 @@ Source: reference, §4.3 and §4.6.
 
 from __future__ import annotations
 
-import math
-import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import MOST_LAYERS, ModelConfig, Scaling, union_of_ids
+from engine.artifacts.config import MOST_LAYERS, ModelConfig, union_of_ids
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.generation_files import (
@@ -27,6 +25,7 @@ from engine.artifacts.mixtures import parse_mixture
 from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
 from engine.artifacts.recurrent_fields import parse_recurrent
+from engine.artifacts.scaling_fields import parse_scaling
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def model_config(
         layer_types=held_kinds,
         sliding_window=sliding_window,
         layer_ropes=ropes,
-        scaling=_scaling(fields, stated, family),
+        scaling=parse_scaling(fields, stated, family),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=not head_is_stored),
         attention_bias=_has_bias(fields, family.attention_bias),
         output_bias=_has_bias(fields, family.output_bias),
@@ -202,38 +201,6 @@ def _check_activation(fields: Fields, family: Family) -> None:
 
 def _has_bias(fields: Fields, rule: str | bool) -> bool:
     return fields.flag(rule, default=False) if isinstance(rule, str) else rule
-
-
-def _scaling(fields: Fields, stated: Fields, family: Family) -> Scaling:
-    """The factors of a model; a stated one counts in every family."""
-    scores = fields.positive("attention_multiplier") if "attention_multiplier" in fields else None
-    if "query_pre_attn_scalar" in fields:
-        scores = fields.positive("query_pre_attn_scalar") ** -0.5
-    return Scaling(
-        embeddings=fields.positive("embedding_multiplier", _embedding_scale(fields, family)),
-        residuals=fields.positive("residual_multiplier", 1.0),
-        scores=scores,
-        score_softcap=_softcap(fields, stated, "attn_logit_softcapping"),
-        logits=fields.positive("logits_scaling", 1.0),
-        logit_softcap=_softcap(fields, stated, "final_logit_softcapping"),
-    )
-
-
-def _embedding_scale(fields: Fields, family: Family) -> float:
-    root = math.sqrt(fields.count("hidden_size"))
-    return {"one": 1.0, "root": root, "root_bfloat16": _rounded_to_bfloat16(root)}[family.embedding_scale]
-
-
-def _rounded_to_bfloat16(value: float) -> float:
-    """The nearest bfloat16, ties to even; `value` is finite and far from the largest."""
-    (bits,) = struct.unpack("<I", struct.pack("<f", value))
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
-    return float(struct.unpack("<f", struct.pack("<I", rounded))[0])
-
-
-def _softcap(fields: Fields, stated: Fields, name: str) -> float:
-    """A bound, 0 for none; of these fields a stated null counts, and means none."""
-    return fields.positive(name) if name in fields and stated.raw(name, name) is not None else 0.0
 
 
 def _implied_inner(mixture: Mixture | None, layers: int) -> int | None:
