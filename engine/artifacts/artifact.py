@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from engine.artifacts import gguf, gguf_model, huggingface, safetensors
+from engine.artifacts import foreign_config, gguf, gguf_model, huggingface, safetensors
 from engine.artifacts.consistency import HEAD_WEIGHT, check_weights, logical_shape
 from engine.artifacts.fields import read_object
 from engine.artifacts.generation_files import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -45,14 +45,16 @@ class TextFiles:
 class Artifact:
     """A model that can be loaded.
 
-    `tensors` are keyed by canonical (Hugging Face) name. `metadata` is a GGUF file's own, by key, with arrays as
-    tuples, and empty for a folder; a GGUF file has its tokenizer and chat template there.
+    `graph` says whose graph serves it. `tensors` are keyed by canonical (Hugging Face) name, or as they are stored
+    where that is mlx-lm's. `metadata` is a GGUF file's own, by key, with arrays as tuples, and empty for a folder; a
+    GGUF file has its tokenizer and chat template there.
     """
 
     path: Path
     kind: Literal["huggingface", "gguf"]
     config: ModelConfig
     tensors: Mapping[str, TensorHeader]
+    graph: Literal["native", "mlx-lm"] = "native"
     text_files: TextFiles = field(default_factory=TextFiles)
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
 
@@ -70,7 +72,18 @@ class Artifact:
     def parameters(self) -> int:
         """Values in all stored tensors, a quantized matrix counted unpacked."""
         names = [name for name in self.tensors if not name.endswith((".scales", ".biases"))]
-        return sum(math.prod(logical_shape(self.config, self.tensors, name)) for name in names)
+        if self.graph == "native":
+            return sum(math.prod(logical_shape(self.config, self.tensors, name)) for name in names)
+        return sum(self._foreign_values(name) for name in names)
+
+    def _foreign_values(self, name: str) -> int:
+        """Values of a tensor whose module may have another name in the configuration than in the file."""
+        module = name.removesuffix(".weight")
+        scales, quantization = self.tensors.get(f"{module}.scales"), self.config.quantization
+        scheme = None if scales is None or quantization is None else quantization.scheme(module)
+        if scales is None or scheme is None:
+            return math.prod(self.tensors[name].shape)
+        return math.prod(scales.shape) * scheme.group_size
 
     @property
     def stored_quantization(self) -> str:
@@ -108,12 +121,24 @@ def _open_folder(folder: Path) -> Artifact:
     if not is_named(folder / huggingface.CONFIG_FILE):
         raise MissingArtifactError(folder.name, _what_is_there_instead(folder))
     document = read_object(folder / huggingface.CONFIG_FILE)
-    tensors = huggingface.canonical_tensors(document, safetensors.read_folder(folder))
-    config = huggingface.read_config(
-        folder, document, head_is_stored=HEAD_WEIGHT in tensors, is_original=has_original_convolutions(tensors)
+    tensors = safetensors.read_folder(folder)
+    own = foreign_config.has_own_graph(document)
+    if own:
+        tensors = huggingface.canonical_tensors(document, tensors)
+        config = huggingface.read_config(
+            folder, document, head_is_stored=HEAD_WEIGHT in tensors, is_original=has_original_convolutions(tensors)
+        )
+        check_weights(folder.name, config, tensors)
+    else:
+        config = foreign_config.read_foreign_config(folder, document)
+    return Artifact(
+        path=folder,
+        kind="huggingface",
+        graph="native" if own else "mlx-lm",
+        config=config,
+        tensors=tensors,
+        text_files=_text_files(folder),
     )
-    check_weights(folder.name, config, tensors)
-    return Artifact(path=folder, kind="huggingface", config=config, tensors=tensors, text_files=_text_files(folder))
 
 
 def _open_gguf(path: Path) -> Artifact:

@@ -51,17 +51,22 @@ def read_config(
     Raises:
         ArtifactError: a file is missing, damaged, or of a kind that we do not read.
     """
-    generation: dict[str, object] = {}
-    if is_named(folder / GENERATION_CONFIG_FILE):
-        generation = read_object(folder / GENERATION_CONFIG_FILE)
-        log_unapplied(Fields(GENERATION_CONFIG_FILE, generation))
     return model_config(
         document,
-        generation=generation,
+        generation=read_generation(folder),
         extra_eos_ids=tokenizer_eos_ids(folder),
         head_is_stored=head_is_stored,
         is_original=is_original,
     )
+
+
+def read_generation(folder: Path) -> dict[str, object]:
+    """The parsed `generation_config.json`, empty when there is none; logs which of its fields we do not apply."""
+    if not is_named(folder / GENERATION_CONFIG_FILE):
+        return {}
+    generation = read_object(folder / GENERATION_CONFIG_FILE)
+    log_unapplied(Fields(GENERATION_CONFIG_FILE, generation))
+    return generation
 
 
 def model_config(
@@ -77,7 +82,7 @@ def model_config(
     `is_original`: the weights are as their authors store them, where MLX stores them otherwise.
     """
     top = Fields(CONFIG_FILE, document)
-    stated = _text_fields(top)
+    stated = text_fields(top)
     defaults = Fields(GENERATION_CONFIG_FILE, generation or {})
     family = _family(stated)
     fields = Fields(CONFIG_FILE, family.defaults).overlaid(stated)
@@ -133,7 +138,7 @@ def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, Tens
     Raises:
         CorruptArtifactError: two tensors have one name.
     """
-    family = _family(_text_fields(Fields(CONFIG_FILE, document)))
+    family = _family(text_fields(Fields(CONFIG_FILE, document)))
     found: dict[str, TensorHeader] = {}
     for stored, header in tensors.items():
         if stored.startswith(family.dropped):
@@ -172,7 +177,7 @@ def check_token_ids(file: str, ids: Iterable[int], vocab_size: int) -> None:
             raise CorruptArtifactError(file, f"special token id {token} lies outside the vocabulary of {vocab_size}")
 
 
-def _text_fields(top: Fields) -> Fields:
+def text_fields(top: Fields) -> Fields:
     """The top level with everything that `text_config` states laid over it."""
     nested = top.fields("text_config")
     return top if nested is None else top.overlaid(nested)

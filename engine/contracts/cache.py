@@ -119,8 +119,8 @@ class Cache(Protocol):
     def trim(self, tokens: int) -> None:
         """Forget the newest `tokens`, or all if there are fewer.
 
-        Every cache can take back the one token that was appended last by itself, once: a step may have been fed a
-        guess.
+        A step may have been fed a guess, so every cache of ours can take back the one token that was appended last by
+        itself, once. A row whose state cannot is fed anew.
 
         Raises:
             ValueError: there are more than `trimmable_tokens`; nothing was forgotten.
@@ -151,3 +151,21 @@ class RecurrentState(Protocol):
 
     def write(self, tail: mx.array, matrices: mx.array, *, tokens: int) -> None:
         """Replace both; they now stand `tokens` further on."""
+
+
+class CacheMaker(Protocol):
+    """Makes the state of each row of one graph; rows may share storage that it owns."""
+
+    @property
+    def converts(self) -> bool:
+        """Whether caches may change their form between steps; see `Cache.maintain`."""
+
+    def make_caches(self) -> list[Cache]:
+        """The fresh state of one row."""
+
+    def restore(self, snapshots: Sequence[LayerSnapshot], tokens: int) -> list[Cache]:
+        """The state of a new row that holds the first `tokens` of `snapshots`, one for each cache.
+
+        Raises:
+            ValueError: the snapshots are of other caches, or cannot be cut to `tokens`. Nothing is held then.
+        """

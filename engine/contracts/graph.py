@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BACKEND_MLX = "mlx"
 GRAPH_ABI_AUTOREGRESSIVE = "mlx-hidden-bsh-v1"
 STATE_ABI_CACHE_ARRAY = "legacy-cache-array-v1"
+STATE_ABI_FOREIGN = "mlx-lm-cache-v1"
 LINEAR_ATTENTION = "linear_attention"
 
 Method = Literal["autoregressive", "denoising"]

@@ -108,7 +108,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         request_id=request.request_id or generation_id,
         prompt_ids=prompt_ids,
         options=options,
-        execution=resolve_execution(composition, prompt_cache=prefix is not None),
+        execution=resolve_execution(composition, resident.info.declaration, prompt_cache=prefix is not None),
         prefix=prefix,
         chunk_is_exact=request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None,
         state_bytes=_state_bytes(resident, len(prompt_ids), options),

@@ -26,6 +26,7 @@ from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_gr
 from engine.generation.bindings.kv_storage import resolve_kv_storage
 from engine.generation.memory import state_budget_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
+from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
 from engine.runtime.policy import ComputeDtype, WeightsFacts
@@ -70,20 +71,10 @@ def load_model(
         GraphContractError: the graph does not keep its promises.
     """
     artifact = files.artifact
-    layout = runtime.layout(_weights_facts(artifact))
+    facts = _weights_facts(artifact)
+    layout = runtime.layout(facts)
     composition = _composition(artifact, runtime, layout, settings)
-    store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
-    reader = WeightReader(
-        store,
-        layout,
-        before_each=before_each,
-        unpack_kernel=runtime.unpack_kernel,
-    )
-    try:
-        binding = bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
-    finally:
-        reader.close()
-        store.close()
+    binding = _bound(artifact, layout, facts, composition, runtime, before_each)
     if not exercise(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
@@ -108,6 +99,29 @@ def load_model(
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
     stepper = PackedStepper(binding, _wired_scope(binding), limits, prefixes)
     return LoadedModel(stepper=stepper, info=info, binding=binding)
+
+
+def _bound(
+    artifact: Artifact,
+    layout: LayoutPolicy,
+    facts: WeightsFacts,
+    composition: Composition,
+    runtime: Runtime,
+    before_each: Callable[[], None],
+) -> MlxAutoregressiveBinding:
+    """The graph of `artifact`, ours or mlx-lm's, bound to the method."""
+    if artifact.graph == "mlx-lm":
+        foreign = load_foreign_graph(
+            artifact, layout, composition, stored_dtype=facts.stored_dtype, before_each=before_each
+        )
+        return bind_mlx_autoregressive_graph(foreign, foreign.states)
+    store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
+    reader = WeightReader(store, layout, before_each=before_each, unpack_kernel=runtime.unpack_kernel)
+    try:
+        return bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
+    finally:
+        reader.close()
+        store.close()
 
 
 def _limits(

@@ -7,6 +7,7 @@ before it are read, which then reach it on the device. Runs on the engine thread
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -46,19 +47,26 @@ def dispatch_packed_step(
     shares = [_share(row, after) for row in rows]
     segments = [PackedSegment(len(share.unit.tokens), share.row.caches) for share in shares]
     binding.maintain(segments)
-    hidden = binding.hidden(_packed_tokens(shares, after), segments)
-    sampled = _sampled(binding, hidden, shares, None if after is None else after.tokens)
+    logits = binding.logits(_packed_tokens(shares, after), segments, _due(shares))
+    sampled = None if logits is None else _sampled(binding, logits, shares, None if after is None else after.tokens)
     states = [array for share in shares for cache in share.row.caches for array in cache.arrays()]
     mx.async_eval([] if sampled is None else sampled.arrays(), states)  # type: ignore[no-untyped-call]
     for share in shares:
         share.row.settle(share.unit)
-    return PendingStep(shares, sampled, after)
+    return PendingStep(shares, sampled, after, binding)
 
 
 class PendingStep:
     """A step that runs. A row that ends meanwhile is closed as ever, and its token here ignored."""
 
-    def __init__(self, shares: Sequence[_Share], sampled: SampledTokens | None, after: PendingStep | None) -> None:
+    def __init__(
+        self,
+        shares: Sequence[_Share],
+        sampled: SampledTokens | None,
+        after: PendingStep | None,
+        binding: MlxAutoregressiveBinding,
+    ) -> None:
+        self._binding = binding
         self._shares = shares
         self._sampled = sampled
         self._after = after
@@ -111,7 +119,10 @@ class PendingStep:
         if share.follows is None or share.row not in misled:
             return token
         self._misled.discard(share.row)
-        share.row.step_back()
+        if all(cache.trimmable_tokens for cache in share.row.caches):
+            share.row.step_back()
+        else:
+            share.row.restart(self._binding.make_cache())
         return None
 
 
@@ -150,18 +161,15 @@ def _packed_tokens(shares: Sequence[_Share], after: PendingStep | None) -> mx.ar
     return tokens
 
 
+def _due(shares: Sequence[_Share]) -> list[int]:
+    """The packed position of the last token of each row that samples."""
+    ends = accumulate(len(share.unit.tokens) for share in shares)
+    return [end - 1 for share, end in zip(shares, ends, strict=True) if share.unit.samples]
+
+
 def _sampled(
-    binding: MlxAutoregressiveBinding, hidden: mx.array, shares: Sequence[_Share], unread: mx.array | None
-) -> SampledTokens | None:
-    """A token for each row that is due; at its last position. Tokens that shares follow are in `unread`."""
-    positions, draws, end = [], [], 0
-    for share in shares:
-        end += len(share.unit.tokens)
-        if share.unit.samples:
-            positions.append(end - 1)
-            draws.append(share.row.next_draw(share.follows))
-    if not positions:
-        return None
-    selected = hidden if len(positions) == hidden.shape[1] else hidden[:, mx.array(positions)]
-    composed = binding.composition.composes_exponentials
-    return sample(binding.project(selected)[0], draws, unread=unread, composed=composed)
+    binding: MlxAutoregressiveBinding, logits: mx.array, shares: Sequence[_Share], unread: mx.array | None
+) -> SampledTokens:
+    """A token for each row that is due, from its logits: [R, V]. Tokens that shares follow are in `unread`."""
+    draws = [share.row.next_draw(share.follows) for share in shares if share.unit.samples]
+    return sample(logits, draws, unread=unread, composed=binding.composition.composes_exponentials)

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.contracts.composition import Composition
+    from engine.contracts.graph import GraphDeclaration
     from engine.contracts.model import ModelInfo
     from engine.contracts.options import GenerateOptions
     from engine.contracts.prefill import PrefillPolicy
 
 OUR_DEFAULTS = OptionDefaults(max_tokens=512, temperature=0.0, top_p=0.0, top_k=0, min_p=0.0)
 
+ROW_BY_ROW = "the graph does not take packed segments: rows share a step, but are computed one by one"
 NOT_AVAILABLE = "this build does not offer it yet"
 
 _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
@@ -136,7 +138,9 @@ def resolve_prefix(
     return PrefixUse(namespace=digest.hexdigest(), of_session=bool(options.cache_session_id), cut_tokens=cut_tokens)
 
 
-def resolve_execution(composition: Composition, *, prompt_cache: bool) -> ResolvedExecution:
+def resolve_execution(
+    composition: Composition, declaration: GraphDeclaration, *, prompt_cache: bool
+) -> ResolvedExecution:
     """What this build runs: autoregressive rows in the shared, continuously batched step."""
     return ResolvedExecution(
         method="autoregressive",
@@ -144,6 +148,7 @@ def resolve_execution(composition: Composition, *, prompt_cache: bool) -> Resolv
         paged_kv=composition.paged_kv is not None,
         kv_storage=composition.kv_store_key,
         prompt_cache=prompt_cache,
+        reasons=() if declaration.packed_segments else (ROW_BY_ROW,),
         row_tile_tokens=composition.row_tile_tokens,
     )
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from engine.contracts.composition import COMPOSITION_DEFAULTS
-from engine.contracts.errors import GraphContractError
+from engine.contracts.errors import GraphContractError, UnsupportedOptionError
 from engine.contracts.graph import (
     BACKEND_MLX,
     GRAPH_ABI_AUTOREGRESSIVE,
     STATE_ABI_CACHE_ARRAY,
+    STATE_ABI_FOREIGN,
     GraphDescriptor,
 )
+from engine.contracts.kv_scheme import PLAIN_KV
 from engine.generation.bindings.kv_storage import refuse_unreadable_storage
 from engine.generation.bindings.prefill_policy import resolve_mlx_prefill_policy
 from engine.state.build import CacheBuilder
@@ -24,9 +28,7 @@ from engine.state.build import CacheBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import mlx.core as mx
-
-    from engine.contracts.cache import Cache
+    from engine.contracts.cache import Cache, CacheMaker
     from engine.contracts.composition import Composition
     from engine.contracts.graph import ExpertRuntime, GraphDeclaration, GraphGeometry, PackedSegment, TokenGraph
     from engine.contracts.prefill import PrefillPolicy
@@ -44,7 +46,7 @@ class MlxAutoregressiveBinding:
     prefill_policy: PrefillPolicy
     eos_token_ids: tuple[int, ...]
     weights_bytes: int
-    cache_builder: CacheBuilder
+    cache_builder: CacheMaker
     experts: ExpertRuntime | None
 
     def make_cache(self) -> list[Cache]:
@@ -66,11 +68,46 @@ class MlxAutoregressiveBinding:
         """Logits [1, P, V] of selected hidden states [1, P, hidden]."""
         return self.graph.project(hidden)
 
+    def logits(self, tokens: mx.array, segments: Sequence[PackedSegment], due: Sequence[int]) -> mx.array | None:
+        """Run one step.
 
-def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding:
+        Args:
+            tokens: packed ids [1, T]; each segment's are appended to its caches.
+            segments: the rows' stretches. A graph that does not take them packed is run once for each.
+            due: packed positions whose logits are wanted, ascending.
+
+        Returns:
+            Logits [P, V] in the order of `due`; None when it is empty.
+        """
+        if self.declaration.packed_segments:
+            return self._projected(self.hidden(tokens, segments), due)
+        parts, start = [], 0
+        for segment in segments:
+            end = start + segment.length
+            own = [position - start for position in due if start <= position < end]
+            parts.append(self._projected(self.hidden(tokens[:, start:end], [segment]), own))
+            start = end
+        wanted = [part for part in parts if part is not None]
+        return wanted[0] if len(wanted) == 1 else mx.concatenate(wanted, axis=0) if wanted else None
+
+    def _projected(self, hidden: mx.array, due: Sequence[int]) -> mx.array | None:
+        if not due:
+            return None
+        selected = hidden if len(due) == hidden.shape[1] else hidden[:, mx.array(list(due))]
+        return self.project(selected)[0]
+
+
+def bind_mlx_autoregressive_graph(
+    graph: TokenGraph, foreign_states: CacheMaker | None = None
+) -> MlxAutoregressiveBinding:
     """Bind a graph that declares the autoregressive method.
 
+    Args:
+        graph: the graph.
+        foreign_states: makes the state of its rows, where the graph is mlx-lm's and brings its own.
+
     Raises:
+        UnsupportedOptionError: the composition wants a KV scheme of the graph, and the graph keeps its own.
         GraphContractError: the graph declares another method, or promises an operation that it lacks.
         ConfigurationError: its attention cannot read the form in which the composition stores keys and values.
     """
@@ -79,14 +116,16 @@ def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding
         raise GraphContractError(f"the graph declares the {declaration.method} method, not the autoregressive one")
     _refuse_unkept_promises(declaration)
     composition = graph.composition or COMPOSITION_DEFAULTS
+    if foreign_states is not None and (composition.kv != PLAIN_KV or composition.paged_kv is not None):
+        raise UnsupportedOptionError("composition.kv", "a graph of mlx-lm keeps its state as mlx-lm does")
     refuse_unreadable_storage(declaration, graph.geometry, composition)
     binding = MlxAutoregressiveBinding(
         graph=graph,
         descriptor=GraphDescriptor(
-            id=f"legacy:{graph.model_type}",
+            id=f"{'legacy' if foreign_states is None else 'mlx-lm'}:{graph.model_type}",
             backend=BACKEND_MLX,
             graph_abi=GRAPH_ABI_AUTOREGRESSIVE,
-            state_abi=STATE_ABI_CACHE_ARRAY,
+            state_abi=STATE_ABI_CACHE_ARRAY if foreign_states is None else STATE_ABI_FOREIGN,
             artifact="legacy-resident-model",
         ),
         declaration=declaration,
@@ -95,7 +134,7 @@ def bind_mlx_autoregressive_graph(graph: TokenGraph) -> MlxAutoregressiveBinding
         prefill_policy=resolve_mlx_prefill_policy(graph, composition.prefill_chunk_tokens),
         eos_token_ids=graph.eos_token_ids,
         weights_bytes=graph.weights_bytes,
-        cache_builder=CacheBuilder(graph.geometry, composition),
+        cache_builder=foreign_states or CacheBuilder(graph.geometry, composition),
         experts=graph.experts,
     )
     assert_mlx_autoregressive_binding(binding)
@@ -106,14 +145,15 @@ def assert_mlx_autoregressive_binding(binding: MlxAutoregressiveBinding) -> None
     """Check the descriptor against the ABIs that the method understands; raises `GraphContractError`."""
     descriptor = binding.descriptor
     wanted = {
-        "backend": BACKEND_MLX,
-        "graph_abi": GRAPH_ABI_AUTOREGRESSIVE,
-        "state_abi": STATE_ABI_CACHE_ARRAY,
+        "backend": (descriptor.backend, (BACKEND_MLX,)),
+        "graph_abi": (descriptor.graph_abi, (GRAPH_ABI_AUTOREGRESSIVE,)),
+        "state_abi": (descriptor.state_abi, (STATE_ABI_CACHE_ARRAY, STATE_ABI_FOREIGN)),
     }
-    for field, value in wanted.items():
-        found = getattr(descriptor, field)
-        if found != value:
-            raise GraphContractError(f"binding {descriptor.id} has {field} {found!r}; the method needs {value!r}")
+    for field, (found, known) in wanted.items():
+        if found not in known:
+            raise GraphContractError(
+                f"binding {descriptor.id} has {field} {found!r}; the method needs {' or '.join(map(repr, known))}"
+            )
 
 
 def _refuse_unkept_promises(declaration: GraphDeclaration) -> None:
@@ -129,5 +169,3 @@ def _refuse_unkept_promises(declaration: GraphDeclaration) -> None:
     missing = sorted(name for name, promise in promised.items() if promise)
     if missing:
         raise GraphContractError(f"the graph declares {', '.join(missing)} but provides no such operation")
-    if not declaration.packed_segments:
-        raise GraphContractError("the graph does not take packed segments, and no other stepping is available")

@@ -2,15 +2,20 @@
 
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import ArraysCache
 
 from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
+from engine.contracts.graph import GraphDeclaration
 from engine.contracts.options import ResolvedOptions
 from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
+from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.generation.row import Row, RowFault
+from engine.models.foreign_state import ForeignStates
 from engine.sampling.mass import log_softmax
 from engine.state.kv_pool import KvPool
 from tests.engine.models import tiny_llama
@@ -174,9 +179,49 @@ def near_tie():
     return logits
 
 
+class NearTiesOfOneSum(NearTies):
+    """The same over a state that no token can be taken back from: the sum of all that were fed."""
+
+    def hidden(self, tokens, segments):
+        (segment,) = segments
+        (state,) = segment.caches
+        total = tokens.sum() + (0 if state.caches[0][0] is None else state.caches[0][0])
+        state.caches[0][0] = total
+        state.advance(segment.length)
+        return mx.where(total > 3, self.plain, 0) * mx.ones((1, segment.length, 1))
+
+
+def bound(graph, caches, *, packed=True):
+    """A binding of a graph that nothing is known of but how it is stepped."""
+    return MlxAutoregressiveBinding(
+        graph=graph,
+        descriptor=None,
+        declaration=GraphDeclaration(packed_segments=packed),
+        geometry=None,
+        composition=graph.composition,
+        prefill_policy=None,
+        eos_token_ids=(),
+        weights_bytes=0,
+        cache_builder=SimpleNamespace(make_caches=caches.make_caches, converts=False),
+        experts=None,
+    )
+
+
+def test_a_state_that_cannot_step_back_is_made_anew_where_rounding_ties_scores():
+    binding = bound(NearTiesOfOneSum(plain=7), ForeignStates(lambda: [ArraysCache(1)]), packed=False)
+
+    def rows():
+        return [row(binding.make_cache(), [1, 2]), row(binding.make_cache(), [3])]
+
+    assert waiting(binding, rows()) == [[0] * 9] * 2
+    found, overlapped = ahead(binding, rows())
+    assert found == [[0] * 9] * 2
+    assert overlapped > 0
+
+
 def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
-    graph = NearTies(plain=7)
     pool = KvPool(1)
+    graph = bound(NearTies(plain=7), pool)
     wanted = waiting(graph, [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])])
     assert wanted == [[0] * 9] * 2
     rows = [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])]
@@ -187,8 +232,9 @@ def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
 
 
 def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it():
-    graph = NearTies(plain=7)
-    made = row(KvPool(1).make_caches(), [1, 2])
+    pool = KvPool(1)
+    graph = bound(NearTies(plain=7), pool)
+    made = row(pool.make_caches(), [1, 2])
     while made.next_index == 0:
         committed([made], run_packed_step(graph, [made]), {})
     first = dispatch_packed_step(graph, [made])

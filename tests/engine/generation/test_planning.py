@@ -215,7 +215,8 @@ def test_a_bias_of_an_id_outside_the_vocabulary_is_refused_with_the_id(token):
 
 @pytest.mark.parametrize("tile", [None, 8])
 def test_the_plan_tells_whether_company_can_change_a_rows_bits(tile):
-    assert resolve_execution(Composition(row_tile_tokens=tile), prompt_cache=False).row_tile_tokens == tile
+    found = resolve_execution(Composition(row_tile_tokens=tile), GraphDeclaration(), prompt_cache=False)
+    assert found.row_tile_tokens == tile
 
 
 def prefix_of(composition=COMPOSITION_DEFAULTS, *, store_is_on=True, **options):

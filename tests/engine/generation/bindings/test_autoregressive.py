@@ -70,7 +70,6 @@ def test_each_row_gets_its_own_cache_for_every_layer():
         (GraphDeclaration(native_draft=DraftCapability(kind="mtp", num_draft_tokens=2)), "native_draft"),
         (GraphDeclaration(hidden_layer_taps=True), "hidden_layer_taps"),
         (GraphDeclaration(paged_attention=True), "paged_attention"),
-        (GraphDeclaration(packed_segments=False), "packed segments"),
     ],
 )
 def test_a_promise_without_its_operation_is_refused_by_name(declaration, named):

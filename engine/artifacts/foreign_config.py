@@ -1,0 +1,137 @@
+"""Models that have no graph here and that mlx-lm can serve: whether it can, and what the engine must know of them.
+
+Tells from installed files alone and imports nothing of mlx-lm, which would bring mlx along. Sizes are read under every
+name that configuration files use for them; they serve the memory prediction and the text layer, not the graph.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
+from engine.artifacts.families import ALIASES, FAMILIES
+from engine.artifacts.fields import Fields
+from engine.artifacts.generation_files import option_defaults, tokenizer_eos_ids
+from engine.artifacts.huggingface import (
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    check_token_ids,
+    read_generation,
+    text_fields,
+)
+from engine.artifacts.quantization import parse_quantization
+from engine.contracts.errors import UnsupportedArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PACKAGE: Final = "mlx_lm"
+EXTRA: Final = "mlx-stream[mlx-lm]"
+UNSTATED_CONTEXT_TOKENS: Final = 2**17
+"""The context of a model whose configuration states none, as recurrent ones do not."""
+
+_NAME: Final = re.compile(r"\w[\w-]*", re.ASCII)
+# What mlx-lm calls an architecture, where its module has another name. Source: `mlx_lm.utils.MODEL_REMAPPING`.
+RENAMED: Final = frozenset(
+    {
+        "deepseek_v41_text",
+        "falcon_mamba",
+        "gemma4_unified",
+        "iquestcoder",
+        "joyai_llm_flash",
+        "kimi_k2",
+        "llava",
+        "minimax_m2",
+        "mistral",
+        "phi-msft",
+        "qwen2_5_vl",
+        "xverse",
+    }
+)
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim", "dim")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num")
+_HEAD_DIM: Final = ("head_dim", "attention_head_dim", "kv_channels")
+_CONTEXT: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_context_length",
+    "seq_length",
+)
+
+
+def has_own_graph(document: Mapping[str, object]) -> bool:
+    """Whether a parsed `config.json` names a family of ours, or nothing that could be one of mlx-lm's."""
+    name = text_fields(Fields(CONFIG_FILE, document)).text("model_type")
+    return not name or name in FAMILIES or name in ALIASES
+
+
+def read_foreign_config(folder: Path, document: Mapping[str, object]) -> ModelConfig:
+    """What is known of the model in `folder`, for whose `config.json` we have no graph; rotations and norms are not.
+
+    Raises:
+        UnsupportedArtifactError: mlx-lm is not installed or does not know the architecture, or the model wants its own
+            code to be run.
+        MissingArtifactError, CorruptArtifactError: a size that the engine needs is absent or absurd.
+    """
+    top = Fields(CONFIG_FILE, document)
+    fields = text_fields(top)
+    name = top.text("model_type") or fields.text("model_type")
+    _require_architecture(name)
+    if "model_file" in top:
+        raise UnsupportedArtifactError(CONFIG_FILE, "names code of its own to be run (model_file), which we never do")
+    generation = Fields(GENERATION_CONFIG_FILE, read_generation(folder))
+    layers = _count(fields, _LAYERS, most=MOST_LAYERS)
+    hidden_size = _count(fields, _HIDDEN)
+    heads = _count(fields, _HEADS, 1)
+    ends = (top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"), generation.token_ids("eos_token_id"))
+    begins = fields.token_ids("bos_token_id")
+    vocab_size = fields.count("vocab_size")
+    check_token_ids(CONFIG_FILE, (*union_of_ids(*ends), *begins), vocab_size)
+    return ModelConfig(
+        model_type=name,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=0,
+        layers=layers,
+        heads=heads,
+        kv_heads=_count(fields, _KV_HEADS, heads),
+        head_dim=_count(fields, _HEAD_DIM, max(1, hidden_size // heads)),
+        context_length=_count(fields, _CONTEXT, UNSTATED_CONTEXT_TOKENS),
+        norm_eps=0.0,
+        layer_types=(FULL_ATTENTION,) * layers,
+        layer_ropes=(),
+        eos_token_ids=union_of_ids(*ends, tokenizer_eos_ids(folder)),
+        bos_token_id=begins[0] if begins else None,
+        quantization=parse_quantization(fields),
+        option_defaults=option_defaults(generation),
+        stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
+    )
+
+
+def _require_architecture(name: str) -> None:
+    known = ", ".join((*FAMILIES, *ALIASES))
+    spec = find_spec(PACKAGE)
+    if spec is None:
+        raise UnsupportedArtifactError(
+            CONFIG_FILE,
+            f"model_type {name!r} is not supported; supported: {known}; `pip install '{EXTRA}'` adds what mlx-lm knows",
+        )
+    modules = [Path(place, "models", f"{name}.py") for place in spec.submodule_search_locations or ()]
+    if not _NAME.fullmatch(name) or not (name in RENAMED or any(module.is_file() for module in modules)):
+        raise UnsupportedArtifactError(
+            CONFIG_FILE, f"model_type {name!r} is not supported, nor is it known to mlx-lm; supported: {known}"
+        )
+
+
+def _count(fields: Fields, names: tuple[str, ...], default: int | None = None, **bounds: int) -> int:
+    """The first of `names` that is stated, else `default`, else the refusal for the first."""
+    stated = next((name for name in names if name in fields), names[0])
+    return fields.count(stated, default, **bounds)
