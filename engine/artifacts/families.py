@@ -93,6 +93,7 @@ GEMMA3: Final = replace(
     head_norms="each",
     sliding="pattern",
     embedding_scale="root_bfloat16",
+    clips_sums=True,
     prefixes={
         "language_model.model.": "model.",
         "language_model.lm_head.": "lm_head.",

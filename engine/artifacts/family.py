@@ -56,6 +56,7 @@ class Family:
         sliding: which layers slide where no `layer_types` are stated.
         embedding_scale: the factor on embeddings where no `embedding_multiplier` is stated: the root of their size,
             perhaps rounded to bfloat16.
+        clips_sums: whether sums in float16 are kept within its range, which this family's activations leave.
         prefixes: beginnings of stored tensor names, and what they stand for.
         dropped: beginnings of stored tensor names that belong to parts which are not served.
         mixture: how layers hold experts, where they do.
@@ -80,6 +81,7 @@ class Family:
     norm_eps: str = "rms_norm_eps"
     sliding: Sliding = "stated"
     embedding_scale: Literal["one", "root", "root_bfloat16"] = "one"
+    clips_sums: bool = False
     prefixes: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from engine.models.parts import FeedForward, Mixer
     from engine.models.reading import WeightReader
 
+_LARGEST_FLOAT16 = 65504.0
+
 
 class DecoderLayer:
     """x + after(mixer(before x)), then the same around the feed-forward; the sums' second parts may be scaled."""
 
-    __slots__ = ("_feed_forward", "_feed_forward_norms", "_mixer", "_mixer_norms", "_residuals")
+    __slots__ = ("_clips_sums", "_feed_forward", "_feed_forward_norms", "_mixer", "_mixer_norms", "_residuals")
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class DecoderLayer:
         self._mixer_norms = norm(family.norms.before_mixer), norm(family.norms.after_mixer)
         self._feed_forward_norms = norm(family.norms.before_feed_forward), norm(family.norms.after_feed_forward)
         self._residuals = config.scaling.residuals
+        self._clips_sums = family.clips_sums
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """The step's tokens `x` [1, T, hidden] after this layer."""
@@ -69,6 +72,9 @@ class DecoderLayer:
         return self._added(x, after(self._feed_forward(before(x))))
 
     def _added(self, x: mx.array, part: mx.array) -> mx.array:
+        if self._clips_sums and x.dtype == mx.float16:
+            total = x.astype(mx.float32) + part.astype(mx.float32)
+            return mx.clip(total, -_LARGEST_FLOAT16, _LARGEST_FLOAT16).astype(mx.float16)
         return x + (part if self._residuals == 1.0 else part * self._residuals)
 
 

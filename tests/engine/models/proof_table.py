@@ -37,6 +37,12 @@ another kind and an activation that the graph does not have are refused, and the
 """
 
 ROTATION = """
+## Windows
+
+Layers slide where `layer_types` say so, else as the family's own definition has it. mlx-lm attends fully in `mistral`,
+`gemma2`, `phi3`, `starcoder2`, and in `qwen2`, `qwen3` and `smollm3` with `use_sliding_window`: beyond the window its
+results are others, and within it the same. A test shows for each of them that a token sees its window alone.
+
 ## Rotation
 
 In every family: `default`, `linear`, `dynamic` (within the trained context), `llama3`, `yarn`, `longrope` (`su`) and

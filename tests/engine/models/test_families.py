@@ -95,6 +95,19 @@ def test_a_row_in_company_equals_the_row_alone(written, family, case):
         assert all(mx.array_equal(a, b).item() for a, b in zip(found[row], wanted, strict=True))
 
 
+@each_case
+def test_a_row_in_company_equals_mlx_lms_row(written, family, case):
+    """Without row tiles, where rows share products and storage, and rounding depends on their number."""
+    folder, oracle = written(family, case)
+    binding = tiny_llama.bind(folder)
+    rows = [tiny_llama.random_prompt(seed, length) for seed, length in ((1, 21), (2, 2), (3, 30))]
+    caches = [binding.make_cache() for _ in rows]
+    heads = forward(binding, [tokens[:-1] for tokens in rows], caches)
+    tails = forward(binding, [tokens[-1:] for tokens in rows], caches)
+    for tokens, *found in zip(rows, heads, tails, strict=True):
+        assert relative_difference(mx.concatenate(found, axis=0), oracle.logits(tokens)) < 3 * ROUNDING
+
+
 @pytest.mark.parametrize("dequantize", [False, True], ids=["stored form", "unpacked"])
 @each_case
 def test_quantized_weights_equal_mlx_lms(tmp_path, family, case, dequantize):
@@ -113,6 +126,22 @@ def test_a_graph_holds_what_its_files_hold(written, family, case):
     folder, oracle = written(family, case)
     held = sum(array.nbytes for _, array in tree_flatten(oracle.model.parameters()))
     assert tiny_llama.bind(folder).weights_bytes == held
+
+
+def test_gemma3_stays_within_float16(tmp_path):
+    """Its sums do not fit: they are kept at the largest number, as mlx-lm keeps them."""
+    config = tiny_families.config_of("gemma3_text", {"tie_word_embeddings": True})
+    model = tiny_families.build("gemma3_text", config)
+    for layer in model.model.layers:
+        layer.post_attention_layernorm.weight = layer.post_attention_layernorm.weight + 40000.0
+        layer.post_feedforward_layernorm.weight = layer.post_feedforward_layernorm.weight + 40000.0
+    model.set_dtype(mx.float16)
+    tiny_families.save(tmp_path, model, config)
+    prompt = tiny_llama.random_prompt(1, 12)
+    found = logits_of(tiny_llama.bind(tmp_path, dtype="float16", compute_dtype="float16"), prompt)
+    wanted = tiny_llama.Oracle(model).logits(prompt)
+    assert mx.isfinite(wanted).all().item()
+    assert relative_difference(found.astype(mx.float32), wanted.astype(mx.float32)) < 0.02
 
 
 # What makes all layers of a one-layer model slide, in families whose windows mlx-lm drops.
