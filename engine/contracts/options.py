@@ -145,6 +145,9 @@ def _stops(options: GenerateOptions) -> list[FieldViolation]:
 
 
 def _biases(options: GenerateOptions) -> list[FieldViolation]:
+    tokens = {token for token, _ in options.logit_bias}
+    if len(tokens) == len(options.logit_bias) and all(math.isfinite(bias) for _, bias in options.logit_bias):
+        return []  # a long list is looked at once
     found, seen = [], set()
     for index, (token, bias) in enumerate(options.logit_bias):
         path = f"options.logit_bias[{index}]"

@@ -85,7 +85,7 @@ def resolve_options(
     vocab_size = model.geometry.vocab_size
     _check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
     _check_ids("xtc_special_tokens", options.xtc_special_tokens, vocab_size)
-    _check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size)
+    _check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size, part=".token")
     eos_token_ids = model.eos_token_ids if options.eos_token_ids is None else options.eos_token_ids
     defaults = model.option_defaults
     room = model.geometry.context_length - prompt_tokens
@@ -153,9 +153,9 @@ def resolve_execution(
     )
 
 
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int, *, part: str = "") -> None:
     bad = [
-        FieldViolation(f"options.{name}[{index}]", f"token id {token} is outside the vocabulary of {vocab_size}")
+        FieldViolation(f"options.{name}[{index}]{part}", f"token id {token} is outside the vocabulary of {vocab_size}")
         for index, token in enumerate(ids)
         if not 0 <= token < vocab_size
     ]

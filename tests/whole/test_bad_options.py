@@ -8,10 +8,17 @@ from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
 from tests.option_values import BAD
 from tests.service.harness import read_all, violated_fields
+from tests.whole.conftest import CONTEXT
 
 PAST = tiny_model.VOCAB
+BEYOND = (PAST, 999_999, 2**31)
 IDS_PAST_THE_VOCABULARY = [
-    *(({"eos_token_ids": {"ids": [3, token]}}, "options.eos_token_ids.ids[1]") for token in (PAST, 999_999, 2**31)),
+    *(({"eos_token_ids": {"ids": [3, token]}}, "options.eos_token_ids.ids[1]") for token in BEYOND),
+    *(
+        ({"logit_bias": [{"token": 3}, {"token": token, "bias": -100}]}, "options.logit_bias[1].token")
+        for token in BEYOND
+    ),
+    *(({"xtc_special_tokens": [3, token]}, "options.xtc_special_tokens[1]") for token in BEYOND),
 ]
 
 
@@ -57,3 +64,30 @@ async def _tokens(call, *, until):
 async def test_an_id_outside_the_vocabulary_is_told_with_its_number(whole, options, path):
     _, error = await read_all(whole.generation.Generate(request(options)))
     assert f"outside the vocabulary of {PAST}" in error.details()
+
+
+async def test_biases_of_every_size_are_defined(whole):
+    plain = await _ids(whole, {})
+    every = [{"token": token, "bias": -100} for token in range(PAST)]
+    assert await _ids(whole, {"logit_bias": every}) == plain
+    for bias in (1e30, 1e308):
+        assert await _ids(whole, {"logit_bias": [{"token": 5, "bias": bias}]}) == [5, 5, 5]
+        lowered = await _ids(whole, {"logit_bias": [{"token": plain[0], "bias": -bias}], "logprobs": True})
+        assert lowered[0] != plain[0]
+
+
+async def test_the_largest_counts_end_at_the_room_that_there_is(whole):
+    """They are accepted, alone and beside a normal request, and mean as many as fit."""
+    for max_tokens in (2**31, 2**32 - 1):
+        long = request({"max_tokens": max_tokens, "logprobs": True})
+        call = whole.generation.Generate(long)
+        started = (await call.read()).started
+        assert started.options.max_tokens == CONTEXT - started.prompt_tokens
+        assert await _ids(whole, {"max_tokens": 2}) == (await _ids(whole, {}))[:2]
+        call.cancel()
+
+
+async def _ids(whole, options):
+    responses, error = await read_all(whole.generation.Generate(request({"eos_token_ids": {"ids": []}} | options)))
+    assert error is None
+    return [token.token for response in responses for token in response.chunk.tokens]

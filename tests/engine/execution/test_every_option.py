@@ -130,13 +130,18 @@ PAIRS: dict[str, list[Pair]] = {
     "presence_context_size": [Pair({"presence_context_size": 2}, {**DRAWN, "presence_penalty": -50.0})],
     "frequency_penalty": [Pair({"frequency_penalty": 50.0}), Pair({"frequency_penalty": -50.0})],
     "frequency_context_size": [Pair({"frequency_context_size": 2}, {**DRAWN, "frequency_penalty": -50.0})],
+    "xtc_probability": [Pair({"xtc_probability": 1.0, "xtc_threshold": 0.01})],
+    "xtc_threshold": [Pair({"xtc_threshold": 0.01}, {**DRAWN, "xtc_probability": 1.0, "xtc_threshold": 0.1})],
+    "xtc_special_tokens": [
+        Pair(lambda first: {"xtc_special_tokens": tuple(range(259))}, {**DRAWN, "xtc_probability": 1.0})
+    ],
+    "logprobs": [Pair({"logprobs": True}, seen="logprobs"), Pair({"logprobs": True}, GREEDY, seen="logprobs")],
+    "top_logprobs": [
+        Pair({"top_logprobs": 3}, seen="logprobs"),
+        Pair({"top_logprobs": 3}, {**GREEDY, "logprobs": True, "top_logprobs": 2}, seen="logprobs"),
+    ],
 }
 REFUSED: dict[str, list[Any]] = {
-    "xtc_probability": [1.0],
-    "xtc_threshold": [0.2],
-    "xtc_special_tokens": [(1,)],
-    "logprobs": [True],
-    "top_logprobs": [3],
     "adapters": [(AdapterSelection(id="a"),)],
     "constraint": [
         *(Constraint(kind=kind, source="{}") for kind in ("json_schema", "regex", "grammar")),
@@ -185,6 +190,12 @@ async def outcome(engine, widths, options):
     )
 
 
+def numbers(outcome):
+    """Every log-probability, in order."""
+    told = [one for one in outcome.logprobs if one is not None]
+    return [number for one in told for number in (one.logprob or 0.0, *(each.logprob for each in one.top))]
+
+
 def test_every_option_has_a_pair_or_is_refused():
     names = [*PAIRS, *REFUSED, *SHARING]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(GenerateOptions))
@@ -214,6 +225,8 @@ async def test_an_option_changes_the_result_alone_and_in_company(engine, widths,
         )
         assert [one.ids for one in company[1:3]] == [first.ids, second.ids], pair
         assert [one.text for one in company[1:3]] == [first.text, second.text], pair
+        for beside, alone in zip(company[1:3], (first, second), strict=True):
+            assert numbers(beside) == pytest.approx(numbers(alone), abs=1e-4), pair
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -210,7 +210,7 @@ def test_protected_ids_outside_the_vocabulary_are_refused(token):
 def test_a_bias_of_an_id_outside_the_vocabulary_is_refused_with_the_id(token):
     with pytest.raises(InvalidRequestError, match=str(token)) as caught:
         resolve(GenerateOptions(logit_bias=((99, 1.0), (token, 5.0))))
-    assert caught.value.violations[0].field == "options.logit_bias[1]"
+    assert caught.value.violations[0].field == "options.logit_bias[1].token"
 
 
 @pytest.mark.parametrize("tile", [None, 8])
