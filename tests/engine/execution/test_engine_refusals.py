@@ -36,7 +36,7 @@ from tests.engine.execution.driving import collect, run, settings, tokens
         (TokenPrompt((1, tiny_model.VOCAB)), {}, InvalidRequestError),
         (TokenPrompt((1,) * 128), {}, PromptTooLongError),
         (TokenPrompt((1,)), {"eos_token_ids": (tiny_model.VOCAB,)}, InvalidRequestError),
-        (TokenPrompt((1,)), {"logprobs": True}, UnsupportedOptionError),
+        (TokenPrompt((1,)), {"fill": "echo"}, UnsupportedOptionError),
         (ChatPrompt(messages=(ChatMessage("user", (ImagePart(b"png"),)),)), {}, UnsupportedOptionError),
     ],
 )

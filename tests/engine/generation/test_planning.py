@@ -249,8 +249,8 @@ def test_a_salt_and_the_cuts_of_exact_rows_have_namespaces_of_their_own():
 
 
 def test_how_keys_and_values_are_stored_is_told():
-    assert resolve_execution(Composition(), prompt_cache=False).kv_storage == "bf16"
+    assert resolve_execution(Composition(), GraphDeclaration(), prompt_cache=False).kv_storage == "bf16"
     quantized = Composition(kv=AffineKv(bits=4, group_size=32))
-    assert resolve_execution(quantized, prompt_cache=False).kv_storage == "kv4-g32"
-    paged = resolve_execution(Composition(paged_kv=PagedKvComposition()), prompt_cache=False)
+    assert resolve_execution(quantized, GraphDeclaration(), prompt_cache=False).kv_storage == "kv4-g32"
+    paged = resolve_execution(Composition(paged_kv=PagedKvComposition()), GraphDeclaration(), prompt_cache=False)
     assert (paged.kv_storage, paged.paged_kv) == ("bf16-b256", True)
