@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.graph import LINEAR_ATTENTION
 from engine.contracts.kv_scheme import AffineKv, PlainKv, TurboKv, layer_scheme
 from engine.state.affine_codec import AffineCodec
+from engine.state.block_pool import BlockPool
 from engine.state.kv_cache import Conversion, KvCache
 from engine.state.kv_pool import KvPool
+from engine.state.paged_cache import PagedKvCache
 from engine.state.plain_codec import PlainCodec
 from engine.state.recurrent_cache import RecurrentCache
 from engine.state.turbo_codec import TurboCodec
@@ -28,13 +29,7 @@ class CacheBuilder:
     """Makes the caches of each row of one graph; rows may share storage that it owns."""
 
     def __init__(self, geometry: GraphGeometry, composition: Composition) -> None:
-        """Fix the form of each layer.
-
-        Raises:
-            UnsupportedOptionError: the composition wants paged storage, which is not built yet.
-        """
-        if composition.paged_kv is not None:
-            raise UnsupportedOptionError("composition.paged_kv", "paged storage is not available")
+        """Fix the form of each layer."""
         self._geometry = geometry
         self._composed = composition.composes_exponentials
         self._plain = PlainCodec(composed=self._composed)
@@ -42,7 +37,9 @@ class CacheBuilder:
             self._conversion(layer_scheme(composition.kv, layer, sliding=bool(self._window(kind))))
             for layer, kind in enumerate(geometry.layer_types)
         ]
-        together = self._composed and composition.row_tile_tokens is None
+        paged = composition.paged_kv
+        self._blocks = None if paged is None else BlockPool(paged.block_tokens)
+        together = self._composed and composition.row_tile_tokens is None and paged is None
         self._pool = KvPool(geometry.layers) if together else None
 
     @property
@@ -76,8 +73,11 @@ class CacheBuilder:
         kind, conversion = self._geometry.layer_types[layer], self._conversions[layer]
         if kind == LINEAR_ATTENTION:
             return RecurrentCache()
-        if pooled is not None and conversion is None and not self._window(kind):
-            return pooled
+        if conversion is None and not self._window(kind):
+            if self._blocks is not None:
+                return PagedKvCache(self._blocks, self._plain)
+            if pooled is not None:
+                return pooled
         return KvCache(self._plain, window=self._window(kind), conversion=conversion)
 
     def _conversion(self, scheme: LayerKv) -> Conversion | None:

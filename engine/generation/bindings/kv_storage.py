@@ -60,6 +60,8 @@ def refuse_unreadable_storage(declaration: GraphDeclaration, geometry: GraphGeom
     scheme = composition.kv
     if isinstance(scheme, PlainKv):
         return
+    if composition.paged_kv is not None:
+        raise ConfigurationError(SETTING, f"{scheme.store_key}: paged storage keeps plain keys and values alone")
     if declaration.kv.dense_reads:
         raise ConfigurationError(SETTING, f"{scheme.store_key}: this model reads plain keys and values alone")
     if scheme.start and declaration.kv.delayed_affine == "none":

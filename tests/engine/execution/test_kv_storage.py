@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ async def serving(folder, tmp_path, kv_storage):
     return engine
 
 
+OPTIONS = {"max_tokens": 40, "eos_token_ids": ()}
 FORMS = {
     "affine8": "kv8",
     "affine8-g32-start40": "kv8-g32-start40",
@@ -61,6 +63,27 @@ async def test_rows_of_any_form_answer_in_company_what_they_answer_alone(wide_fo
         assert same >= 0.6 * sum(limit for _, limit in COMPANY)
     finally:
         await engine.stop()
+        await plain.stop()
+
+
+async def test_pages_give_what_plain_rows_give_alone_and_beside_rows_with_the_same_beginning(tmp_path):
+    folder = tmp_path / "long"
+    tiny_model.write(folder, max_position_embeddings=1024)
+    paged = Engine(settings(folder, tmp_path, kv_storage="paged"))
+    plain = Engine(settings(folder, tmp_path, prefix_cache_bytes=0))
+    await paged.start()
+    await plain.start()
+    try:
+        beginning = tokens(1, 400)
+        prompts = [replace(beginning, ids=(*beginning.ids, *tokens(seed, 9).ids)) for seed in range(2, 8)]
+        wanted = [(await run(plain, prompt, **OPTIONS))[1] for prompt in prompts]
+        started, first, _, _ = await run(paged, prompts[0], **OPTIONS)
+        assert (started.execution.paged_kv, started.execution.kv_storage) == (True, "bf16-b256")
+        others = await asyncio.gather(*(run(paged, prompt, **OPTIONS) for prompt in prompts[1:]))
+        assert [first, *(ids for _, ids, _, _ in others)] == wanted
+        assert all(end.stats.cached_tokens >= 256 for _, _, _, end in others)
+    finally:
+        await paged.stop()
         await plain.stop()
 
 

@@ -6,7 +6,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.contracts.composition import Composition
+from engine.contracts.composition import Composition, PagedKvComposition
 from engine.contracts.graph import GraphGeometry
 from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, TurboKv
 from engine.contracts.snapshot import usable_tokens
@@ -34,6 +34,11 @@ KINDS = {
     "pooled": (Composition(), (None, None, None)),
     "alone": (Composition(row_tile_tokens=8), (None, None, None)),
     "library": (Composition(library_arithmetic=True), (None, None, None)),
+    "paged": (Composition(paged_kv=PagedKvComposition()), (None, None, None)),
+    "small pages": (
+        Composition(paged_kv=PagedKvComposition(block_tokens=16), library_arithmetic=True),
+        (None, None, None),
+    ),
     "affine4": (Composition(kv=AffineKv(bits=4)), (AFFINE4,) * 3),
     "affine8 from 30": (Composition(kv=AffineKv(bits=8, group_size=32, start=30)), (AFFINE8,) * 3),
     "turbo": (Composition(kv=TurboKv(key_bits=4, value_bits=3)), (TURBO, None, TURBO)),

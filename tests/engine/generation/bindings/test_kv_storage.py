@@ -74,3 +74,9 @@ def test_what_a_graph_cannot_read_is_refused(scheme, declaration, sizes, why):
 )
 def test_what_a_graph_can_read_is_taken(scheme, declaration, sizes):
     refuse_unreadable_storage(declaration, sizes, Composition(kv=scheme))
+
+
+def test_pages_of_quantized_numbers_are_refused():
+    composition = Composition(kv=AffineKv(bits=4), paged_kv=PagedKvComposition())
+    with pytest.raises(ConfigurationError, match="kv4: paged storage keeps plain"):
+        refuse_unreadable_storage(ABLE, geometry(), composition)
