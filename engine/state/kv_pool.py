@@ -150,16 +150,21 @@ class KvSlab:
             raise ValueError(f"layer {layer} was never written")
         return held[place : place + 1, :, :tokens]
 
-    def fill(self, slot: int, layer: int, joined: mx.array) -> None:
-        """Write the first tokens of one row, [1, 2·Hkv, L, D]."""
-        place = self._place(slot)
-        self.storage(layer, joined)[place : place + 1, :, : joined.shape[2]] = joined
+    def fill(self, slot: int, layer: int, keys: mx.array, values: mx.array) -> None:
+        """Write the first tokens of one row: `keys` and `values` [1, Hkv, L, D], each copied once."""
+        row, (_, heads, count, size) = self._place(slot), keys.shape
+        held = self._storage(layer, 2 * heads, size, keys.dtype)
+        held[row : row + 1, :heads, :count] = keys
+        held[row : row + 1, heads:, :count] = values
 
     def storage(self, layer: int, like: mx.array) -> mx.array:
         """The storage of `layer`, made with the heads and the dtype of `like` [.., 2·Hkv, .., D] if there is none."""
+        return self._storage(layer, like.shape[1], like.shape[3], like.dtype)
+
+    def _storage(self, layer: int, heads: int, size: int, dtype: mx.Dtype) -> mx.array:
         held = self._layers[layer]
         if held is None:
-            held = mx.zeros((len(self._tenants), like.shape[1], self.capacity, like.shape[3]), dtype=like.dtype)
+            held = mx.zeros((len(self._tenants), heads, self.capacity, size), dtype=dtype)
             self._layers[layer] = held
         return held
 
@@ -271,8 +276,8 @@ class PooledKvCache:
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """See `engine.contracts.cache.Cache.restore`."""
         check_snapshot(snapshot, _PLAIN, tokens)
-        joined = mx.concatenate([snapshot.arrays[name][:, :, :tokens] for name in _PLAIN.part_names], axis=1)
-        self._seat.with_room(tokens).fill(self._seat.slot, self._layer, joined)
+        keys, values = (snapshot.arrays[name][:, :, :tokens] for name in _PLAIN.part_names)
+        self._seat.with_room(tokens).fill(self._seat.slot, self._layer, keys, values)
         self._offset = tokens
 
     def close(self) -> None:
