@@ -10,6 +10,7 @@ from mlxstream.v1 import model_pb2, options_pb2
 from service.encode_graph import encode_declaration, encode_descriptor, encode_geometry
 
 if TYPE_CHECKING:
+    from engine.contracts.memory import MemoryEstimate
     from engine.contracts.model import ModelInfo, RuntimeInfo
     from engine.contracts.options import OptionDefaults
 
@@ -48,6 +49,19 @@ def encode_model_summary(info: ModelInfo) -> model_pb2.ModelSummary:
         model_type=info.model_type,
         weights_fingerprint=info.fingerprint,
         context_length=info.geometry.context_length,
+    )
+
+
+def encode_memory_estimate(estimate: MemoryEstimate) -> model_pb2.EstimateMemoryResponse:
+    """A predicted load."""
+    return model_pb2.EstimateMemoryResponse(
+        weights_bytes=estimate.weights_bytes,
+        kv_bytes=estimate.kv_bytes,
+        workspace_bytes=estimate.workspace_bytes,
+        total_bytes=estimate.total_bytes,
+        budget_bytes=estimate.budget_bytes,
+        fits=estimate.fits,
+        max_context_tokens=estimate.max_context_tokens,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import InvalidRequestError, NotFoundError
+from engine.contracts.memory import MemoryLoad
 from mlxstream.v1 import model_pb2
 from service.decode import decode_chat, decode_model
 from service.decode_values import require_few
-from service.encode_model import encode_model_info, encode_model_summary
+from service.encode_model import encode_memory_estimate, encode_model_info, encode_model_summary
 from service.revision import MINIMUM_CLIENT_REVISION, SCHEMA_REVISION, server_version
 from service.rpc import off_loop_if_large
 
@@ -33,6 +34,7 @@ class ModelHandlers:
             "Tokenize": self.tokenize,
             "Detokenize": self.detokenize,
             "RenderChat": self.render_chat,
+            "EstimateMemory": self.estimate_memory,
         }
 
     async def get_model(self, request: model_pb2.GetModelRequest, _context: Context) -> model_pb2.GetModelResponse:
@@ -82,6 +84,17 @@ class ModelHandlers:
         chat = await off_loop_if_large(request, decode_chat, request.chat)
         text, ids = await self._engine.render_chat(chat, model=model.name)
         return model_pb2.RenderChatResponse(text=text, ids=ids, model=model.name)
+
+    async def estimate_memory(
+        self, request: model_pb2.EstimateMemoryRequest, _context: Context
+    ) -> model_pb2.EstimateMemoryResponse:
+        """The memory that a load of the served model would take."""
+        model = self._model(request.model)
+        rows = request.rows if request.HasField("rows") else 1
+        if not rows:
+            raise InvalidRequestError.of("rows", "must be at least 1")
+        load = MemoryLoad(prompt_tokens=request.prompt_tokens, max_tokens=request.max_tokens, rows=rows)
+        return encode_memory_estimate(self._engine.estimate_memory(load, model=model.name))
 
     def _model(self, name: str) -> ModelInfo:
         """The served model; another name is not found."""

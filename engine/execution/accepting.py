@@ -9,14 +9,13 @@ import secrets
 import time
 import uuid
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import InsufficientMemoryError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.prompt import ChatPrompt, TextPrompt
+from engine.execution.state_room import needed_bytes
 from engine.execution.text_work import refuse_hopeless_prompt
-from engine.generation.memory import row_bytes
 from engine.generation.planning import (
     check_prompt,
     refuse_unavailable,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from engine.execution.text_model import TextModel
 
 FRESH_SEED_BITS = 32
-ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +115,12 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
 
 def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOptions) -> int:
     """What the row will hold at its longest; refused when that could never fit."""
-    needed = row_bytes(
+    needed = needed_bytes(
         resident.info.geometry,
-        prompt_tokens + options.max_tokens,
-        ELEMENT_BYTES[resident.info.composition.compute_dtype],
-        kv=resident.info.composition.kv,
-        chunk_tokens=min(prompt_tokens, options.prefill_chunk_size),
+        resident.info.composition,
+        prompt_tokens=prompt_tokens,
+        max_tokens=options.max_tokens,
+        chunk_tokens=options.prefill_chunk_size,
     )
     if needed > resident.state_bytes:
         raise InsufficientMemoryError(needed_bytes=needed, budget_bytes=resident.state_bytes)

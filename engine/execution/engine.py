@@ -18,6 +18,7 @@ from engine.contracts.errors import (
     EngineError,
     EngineFailedError,
     NotFoundError,
+    PromptTooLongError,
     UnavailableError,
 )
 from engine.contracts.results import FinishReason
@@ -25,6 +26,7 @@ from engine.execution.accepting import Acceptance, accept
 from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.resident import Resident, find_files, load_on_engine_thread, open_text
+from engine.execution.state_room import estimate
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.events import GenerationEvent, GenerationFinished, GenerationRequest
+    from engine.contracts.memory import MemoryEstimate, MemoryLoad
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
     from engine.execution.resident import EngineSettings
@@ -233,6 +236,18 @@ class Engine:
         """The text and the token ids that a conversation becomes."""
         text = self._resolve_model(model).text
         return await self._text_work.run(text.encode_chat, chat)
+
+    def estimate_memory(self, load: MemoryLoad, *, model: str) -> MemoryEstimate:
+        """What `load` would take, by the prediction that admission uses.
+
+        Raises:
+            PromptTooLongError: no room for one new token.
+        """
+        resident = self._resolve_model(model)
+        context_length = resident.info.geometry.context_length
+        if load.prompt_tokens >= context_length:
+            raise PromptTooLongError(prompt_tokens=load.prompt_tokens, context_length=context_length)
+        return estimate(resident.memory, load)
 
     def token_bytes(self, ids: Sequence[int], *, model: str) -> list[bytes]:
         """The bytes that each of `ids` contributes to the text."""

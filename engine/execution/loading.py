@@ -6,41 +6,34 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.artifacts.kv_config import read_kv_config
 from engine.artifacts.weights import WeightStore
-from engine.contracts.composition import Composition
 from engine.contracts.errors import CorruptArtifactError
 from engine.contracts.model import ModelInfo
+from engine.execution.composing import compose, weights_facts
 from engine.execution.prefix_opening import open_prefixes
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
-from engine.generation.bindings.kv_storage import resolve_kv_storage
 from engine.generation.memory import state_budget_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
-from engine.runtime.policy import ComputeDtype, WeightsFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.artifacts.artifact import Artifact
+    from engine.contracts.composition import Composition
     from engine.execution.resident import EngineSettings, ModelFiles
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
-    from engine.runtime.policy import LayoutPolicy
+    from engine.runtime.policy import LayoutPolicy, WeightsFacts
     from engine.runtime.prepare import Runtime
-
-DENSE_DTYPES: Mapping[str, ComputeDtype] = MappingProxyType({"F32": "float32", "BF16": "bfloat16", "F16": "float16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +64,9 @@ def load_model(
         GraphContractError: the graph does not keep its promises.
     """
     artifact = files.artifact
-    facts = _weights_facts(artifact)
+    facts = weights_facts(artifact)
     layout = runtime.layout(facts)
-    composition = _composition(artifact, runtime, layout, settings)
+    composition = compose(artifact, runtime.info.device, layout, settings)
     binding = _bound(artifact, layout, facts, composition, runtime, before_each)
     if not exercise(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
@@ -140,31 +133,6 @@ def _limits(
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         mixed_prefill_tokens=min(step_tokens, layout.mixed_prefill_tokens),
         state_bytes=budget,
-    )
-
-
-def _weights_facts(artifact: Artifact) -> WeightsFacts:
-    """Sizes from headers. Quantized GGUF blocks carry 16-bit scales; elsewhere the commonest dense dtype counts."""
-    sizes: Counter[str] = Counter()
-    for header in artifact.tensors.values():
-        sizes[header.dtype] += header.nbytes
-    dense = {name: sizes[dtype] for dtype, name in DENSE_DTYPES.items() if sizes[dtype]}
-    quantized = bool(artifact.stored_quantization)
-    by_scales = quantized and artifact.kind == "gguf"
-    stored: ComputeDtype = "float16" if by_scales or not dense else max(dense, key=lambda name: dense[name])
-    return WeightsFacts(parameters=artifact.parameters, stored_dtype=stored, quantized=quantized)
-
-
-def _composition(artifact: Artifact, runtime: Runtime, layout: LayoutPolicy, settings: EngineSettings) -> Composition:
-    kv, paged_kv = resolve_kv_storage(settings.kv_storage, lambda: read_kv_config(artifact.path))
-    return Composition(
-        device=runtime.info.device,
-        compute_dtype=layout.compute_dtype,
-        kv=kv,
-        paged_kv=paged_kv,
-        prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
-        max_rows=settings.max_rows,
-        row_tile_tokens=settings.row_tile_tokens,
     )
 
 

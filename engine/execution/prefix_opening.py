@@ -46,7 +46,7 @@ def state_identity(info: ModelInfo) -> str:
             "model_type": info.model_type,
             "graph": asdict(info.descriptor),
             "geometry": asdict(info.geometry),
-            "kv": asdict(composition.kv),
+            "kv": repr(composition.kv),
             "paged_kv": None if composition.paged_kv is None else asdict(composition.paged_kv),
             "compute_dtype": composition.compute_dtype,
             "row_tile_tokens": composition.row_tile_tokens,

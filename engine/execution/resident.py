@@ -17,6 +17,7 @@ from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.identity import weights_fingerprint
 from engine.contracts.errors import MissingArtifactError, UnavailableError
+from engine.execution.state_room import MemoryFacts
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
 
@@ -79,8 +80,21 @@ class Resident:
     info: ModelInfo
     text: TextModel
     prefill_policy: PrefillPolicy
+    step_tokens: int
     state_bytes: int
     prefix_bytes: int
+
+    @property
+    def memory(self) -> MemoryFacts:
+        """What predictions of its memory are made from."""
+        return MemoryFacts(
+            geometry=self.info.geometry,
+            composition=self.info.composition,
+            prefill_policy=self.prefill_policy,
+            weights_bytes=self.info.weights_bytes,
+            step_tokens=self.step_tokens,
+            state_bytes=self.state_bytes,
+        )
 
 
 def find_files(settings: EngineSettings) -> ModelFiles:
@@ -148,6 +162,7 @@ def load_on_engine_thread(
             info=loaded.info,
             text=text.result(),
             prefill_policy=loaded.binding.prefill_policy,
+            step_tokens=stepper.limits.prefill_step_tokens,
             state_bytes=stepper.limits.state_bytes,
             prefix_bytes=stepper.prefixes.capacity_bytes,
         )

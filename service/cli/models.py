@@ -1,4 +1,4 @@
-"""`mlx-stream models`: fetch models by name, and list what there is."""
+"""`mlx-stream models`: fetch models by name, list what there is, and predict the memory that they take."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.contracts.errors import EngineError
+from engine.contracts.memory import MemoryLoad
 from engine.execution import catalogue
 from service.cli.progress import ProgressLine
 
@@ -27,7 +28,7 @@ _STAGES: Final[Mapping[Stage, str]] = {
 
 @click.group()
 def models() -> None:
-    """Fetch models and list what is there."""
+    """Fetch models, list what is there, predict their memory."""
 
 
 @models.command()
@@ -47,6 +48,36 @@ def list_() -> None:
     table = Table("NAME", "SIZE", "HERE", "LICENSE", "WHAT IT IS", box=None, pad_edge=False, header_style="bold")
     for entry in catalogue.list_models():
         table.add_row(*_row(entry))
+    Console(soft_wrap=True).print(table)
+
+
+@models.command()
+@click.argument("name")
+@click.option(
+    "--context", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of each generation."
+)
+@click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Generations at the same time.")
+@click.option("--device", help="auto, cpu, metal or cuda. Default auto.")
+@click.option("--dtype", help="Type of activations: auto, float32, float16 or bfloat16. Default auto.")
+def estimate(name: str, context: int, rows: int, device: str | None, dtype: str | None) -> None:
+    """Predict the memory that NAME takes on this machine; nothing is loaded."""
+    from engine.execution.estimating import estimate_unloaded  # with the settings, more than the other verbs need
+    from service.settings import SettingsError, load_settings
+
+    try:
+        flags = {"model": name, "device": device, "dtype": dtype}
+        settings = load_settings({key: value for key, value in flags.items() if value is not None}, None)
+        load = MemoryLoad(prompt_tokens=context, max_tokens=0, rows=rows)
+        found = estimate_unloaded(settings.engine_settings(), load)
+    except (EngineError, SettingsError) as error:
+        raise click.ClickException(str(error)) from error
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("weights", _megabytes(found.weights_bytes))
+    table.add_row("keys and values", _megabytes(found.kv_bytes))
+    table.add_row("workspace", _megabytes(found.workspace_bytes))
+    table.add_row("together", f"{_megabytes(found.total_bytes)} of {_megabytes(found.budget_bytes)}")
+    table.add_row("fits", "yes" if found.fits else "no")
+    table.add_row("longest context", f"{found.max_context_tokens} tokens")
     Console(soft_wrap=True).print(table)
 
 

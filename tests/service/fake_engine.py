@@ -21,6 +21,7 @@ from engine.contracts.events import (
 )
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.memory import MemoryEstimate, MemoryLoad
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.contracts.options import OptionDefaults, ResolvedOptions
 from engine.contracts.prompt import ChatPrompt
@@ -257,6 +258,15 @@ class FakeEngine:
                 generation.abort(AbortReason.REQUESTED)
                 return generation
         return None
+
+    def estimate_memory(self, load: MemoryLoad, *, model: str) -> MemoryEstimate:
+        return MemoryEstimate(
+            weights_bytes=1000,
+            kv_bytes=load.rows * (load.prompt_tokens + load.max_tokens),
+            workspace_bytes=10,
+            state_bytes=100,
+            max_context_tokens=77,
+        )
 
     async def tokenize(
         self, text: str, *, model: str, add_special_tokens: bool, parse_special_tokens: bool

@@ -20,6 +20,7 @@ REQUESTS: dict[str, Any] = {
     "Tokenize": model_pb2.TokenizeRequest,
     "Detokenize": model_pb2.DetokenizeRequest,
     "RenderChat": lambda **fields: model_pb2.RenderChatRequest(chat=CHAT, **fields),
+    "EstimateMemory": model_pb2.EstimateMemoryRequest,
 }
 
 
@@ -109,3 +110,15 @@ async def test_render_chat_gives_the_prompt_and_its_ids(serving: Serving) -> Non
     assert (answer.text, list(answer.ids), answer.model) == ("system|user", [2], "tiny")
     failure = await failure_of(serving.models.RenderChat(model_pb2.RenderChatRequest()))
     assert violated_fields(failure) == ["chat.messages"]
+
+
+async def test_a_memory_estimate_counts_every_row_and_says_whether_they_fit(serving: Serving) -> None:
+    answer = await serving.models.EstimateMemory(model_pb2.EstimateMemoryRequest(prompt_tokens=30, max_tokens=10))
+    assert (answer.weights_bytes, answer.kv_bytes, answer.workspace_bytes) == (1000, 40, 10)
+    assert (answer.total_bytes, answer.budget_bytes, answer.fits) == (1050, 1110, True)
+    assert answer.max_context_tokens == 77
+    request = model_pb2.EstimateMemoryRequest(prompt_tokens=30, max_tokens=10, rows=3)
+    answer = await serving.models.EstimateMemory(request)
+    assert (answer.kv_bytes, answer.fits) == (120, False)
+    failure = await failure_of(serving.models.EstimateMemory(model_pb2.EstimateMemoryRequest(rows=0)))
+    assert violated_fields(failure) == ["rows"]

@@ -7,6 +7,7 @@ from engine.contracts.errors import NotFoundError
 from engine.execution import catalogue
 from engine.execution.catalogue import CatalogueEntry, ModelLocation, PullProgress
 from service.cli.models import models
+from tests.engine import tiny_model
 
 
 def run(*arguments):
@@ -60,3 +61,16 @@ def test_wrong_usage_is_explained(arguments):
     result = run(*arguments)
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
+
+
+def test_an_estimate_is_made_from_headers(tmp_path):
+    tiny_model.write(tmp_path / "tiny", max_position_embeddings=512)
+    result = run("estimate", str(tmp_path / "tiny"), "--context", "300", "--rows", "4", "--device", "cpu")
+    lines = dict(line.split("  ", 1) for line in result.output.splitlines())
+    assert lines["fits"].strip() == "yes"
+    assert lines["longest context"].strip() == "512 tokens"
+    assert lines["workspace"].strip() == "35 MB"
+    result = run("estimate", str(tmp_path / "missing"))
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) == 1
+    assert "dtype" in run("estimate", str(tmp_path / "tiny"), "--dtype", "int4").output

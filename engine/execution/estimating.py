@@ -1,0 +1,65 @@
+"""Predicts the memory of a model that is not loaded, from its headers and this machine. Never imports mlx."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from engine.artifacts.artifact import open_artifact
+from engine.artifacts.catalogue import resolve
+from engine.artifacts.resident_size import resident_bytes
+from engine.execution.composing import compose, weights_facts
+from engine.execution.state_room import ELEMENT_BYTES, MemoryFacts, estimate
+from engine.generation.bindings.prefill_policy import FixedChunk
+from engine.generation.memory import state_budget_bytes
+from engine.runtime.device import choose_device, offered_devices
+from engine.runtime.host import Host
+from engine.runtime.policy import choose_layout
+
+if TYPE_CHECKING:
+    from engine.contracts.memory import MemoryEstimate, MemoryLoad
+    from engine.execution.resident import EngineSettings
+    from engine.runtime.policy import ComputeDtype
+
+
+def estimate_unloaded(settings: EngineSettings, load: MemoryLoad, host: Host | None = None) -> MemoryEstimate:
+    """What `load` would take if `settings.model`, which is on this machine, were served as `settings` say.
+
+    Raises:
+        EngineError: there is no such model here, its files cannot be used, or the device is not there.
+    """
+    return estimate(unloaded_facts(settings, host or Host()), load)
+
+
+def unloaded_facts(settings: EngineSettings, host: Host) -> MemoryFacts:
+    """The facts that loading would establish. Raises what `estimate_unloaded` raises."""
+    artifact = open_artifact(resolve(settings.model).path)
+    device = choose_device(settings.device, offered=offered_devices())
+    available_bytes = host.available_memory_bytes()
+    layout = choose_layout(
+        weights_facts(artifact),
+        device=device,
+        dtype_wish=cast("ComputeDtype | None", settings.dtype),
+        few_row_products_are_fast=True,  # as every BLAS that we bring makes them
+        available_bytes=available_bytes,
+    )
+    composition = compose(artifact, device, layout, settings)
+    step_tokens = settings.prefill_step_tokens or layout.prefill_step_tokens
+    weights_bytes = resident_bytes(
+        artifact,
+        element_bytes=ELEMENT_BYTES[composition.compute_dtype],
+        dequantize=layout.dequantize,
+        pretranspose=layout.pretranspose_linear,
+    )
+    geometry = artifact.config.geometry()
+    state_bytes = settings.state_bytes
+    if state_bytes is None:
+        free_bytes = max(0, available_bytes - weights_bytes)
+        state_bytes = state_budget_bytes(geometry, available_bytes=free_bytes, step_tokens=step_tokens)
+    return MemoryFacts(
+        geometry=geometry,
+        composition=composition,
+        prefill_policy=FixedChunk(composition.prefill_chunk_tokens or step_tokens),
+        weights_bytes=weights_bytes,
+        step_tokens=step_tokens,
+        state_bytes=state_bytes,
+    )
