@@ -16,28 +16,20 @@ class MemoryLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """What a load takes, beside what may be used. `state_bytes` is the part of the budget that rows' states share.
+    """What a load takes, and what may be used: weights, the workspace of any step, and the memory for rows' states.
 
-    `max_context_tokens` is the longest that one row can become: prompt and completion together.
+    `fits` says whether all rows of the load can run at the same time; `max_context_tokens` is the longest that one row
+    can become, prompt and completion together.
     """
 
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    state_bytes: int
+    budget_bytes: int
+    fits: bool
     max_context_tokens: int
 
     @property
     def total_bytes(self) -> int:
         """All of the load."""
         return self.weights_bytes + self.kv_bytes + self.workspace_bytes
-
-    @property
-    def budget_bytes(self) -> int:
-        """What may be used: weights, workspace, and the memory for states."""
-        return self.weights_bytes + self.workspace_bytes + self.state_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Whether all rows of the load can run at the same time."""
-        return self.kv_bytes <= self.state_bytes

@@ -8,9 +8,9 @@ from engine.artifacts.artifact import open_artifact
 from engine.artifacts.catalogue import resolve
 from engine.artifacts.resident_size import resident_bytes
 from engine.execution.composing import compose, weights_facts
-from engine.execution.state_room import ELEMENT_BYTES, MemoryFacts, estimate
+from engine.execution.state_room import MemoryFacts, estimate
 from engine.generation.bindings.prefill_policy import FixedChunk
-from engine.generation.memory import state_budget_bytes
+from engine.generation.memory import ELEMENT_BYTES, state_budget_bytes
 from engine.runtime.device import choose_device, offered_devices
 from engine.runtime.host import Host
 from engine.runtime.policy import choose_layout
@@ -54,7 +54,7 @@ def unloaded_facts(settings: EngineSettings, host: Host) -> MemoryFacts:
     state_bytes = settings.state_bytes
     if state_bytes is None:
         free_bytes = max(0, available_bytes - weights_bytes)
-        state_bytes = state_budget_bytes(geometry, available_bytes=free_bytes, step_tokens=step_tokens)
+        state_bytes = state_budget_bytes(geometry, composition, available_bytes=free_bytes, step_tokens=step_tokens)
     return MemoryFacts(
         geometry=geometry,
         composition=composition,

@@ -125,7 +125,10 @@ def _limits(
     budget = settings.state_bytes
     if budget is None:
         budget = state_budget_bytes(
-            binding.geometry, available_bytes=runtime.available_memory_bytes(), step_tokens=step_tokens
+            binding.geometry,
+            binding.composition,
+            available_bytes=runtime.available_memory_bytes(),
+            step_tokens=step_tokens,
         )
     return Limits(
         max_rows=settings.max_rows,

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.contracts.memory import MemoryEstimate
-from engine.generation.memory import row_bytes, workspace_bytes
+from engine.generation.memory import ELEMENT_BYTES, row_bytes, workspace_bytes
 
 if TYPE_CHECKING:
     from engine.contracts.composition import Composition
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from engine.contracts.memory import MemoryLoad
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
-
-ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +52,25 @@ def smallest_row_bytes(model: ModelInfo) -> int:
 
 def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
     """Predict `load`; like admission, it cuts completions to the room that the context leaves."""
-    room = max(0, facts.geometry.context_length - load.prompt_tokens)
-    row = _row_bytes(facts, load.prompt_tokens, min(load.max_tokens, room))
-    contexts = range(1, facts.geometry.context_length + 1)
+    longest = facts.geometry.context_length
+    completion_tokens = min(load.max_tokens, max(0, longest - load.prompt_tokens))
+    tokens = load.prompt_tokens + completion_tokens
+    kv_bytes = load.rows * _row_bytes(facts, load.prompt_tokens, completion_tokens) if tokens else 0
+    chunk_tokens = min(load.prompt_tokens, facts.prefill_policy.chunk_size(max(1, load.prompt_tokens)))
+    step_tokens = min(facts.step_tokens, load.rows * max(1, chunk_tokens))
+    contexts = range(1, longest + 1)
     return MemoryEstimate(
         weights_bytes=facts.weights_bytes,
-        kv_bytes=load.rows * row if load.prompt_tokens or load.max_tokens else 0,
-        workspace_bytes=workspace_bytes(facts.geometry, facts.step_tokens),
-        state_bytes=facts.state_bytes,
+        kv_bytes=kv_bytes,
+        workspace_bytes=_workspace_bytes(facts, step_tokens, tokens),
+        budget_bytes=facts.weights_bytes + _workspace_bytes(facts, facts.step_tokens, longest) + facts.state_bytes,
+        fits=kv_bytes <= facts.state_bytes,
         max_context_tokens=bisect_right(contexts, facts.state_bytes, key=lambda tokens: _row_bytes(facts, tokens, 0)),
     )
+
+
+def _workspace_bytes(facts: MemoryFacts, step_tokens: int, context_tokens: int) -> int:
+    return workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=context_tokens)
 
 
 def _row_bytes(facts: MemoryFacts, prompt_tokens: int, max_tokens: int) -> int:

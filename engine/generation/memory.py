@@ -6,6 +6,7 @@ more than the window where a layer slides.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.contracts.cache import capacity_for, window_capacity
@@ -13,9 +14,13 @@ from engine.contracts.kv_scheme import PLAIN_KV, layer_scheme
 from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
 
 if TYPE_CHECKING:
+    from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry
     from engine.contracts.kv_scheme import KvStorageScheme
-WORKSPACE_BYTES_PER_TOKEN = 550_000
+
+ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+WORKSPACE_HIDDEN_STATES = 67
+"""Activations of one token in a step, as so many hidden states: the reference's 0.55 MB at 4096 numbers of 16 bits."""
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
 PREFIX_SHARE = 0.25
@@ -55,15 +60,30 @@ def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
     return 2 * geometry.recurrent_layers * one
 
 
-def workspace_bytes(geometry: GraphGeometry, step_tokens: int) -> int:
-    """Bytes that one step needs beside weights and state, at the longest context."""
-    width = min(step_tokens, geometry.context_length)
-    return width * WORKSPACE_BYTES_PER_TOKEN + sdpa_fallback_bytes(geometry, width, geometry.context_length)
+def workspace_bytes(geometry: GraphGeometry, composition: Composition, *, step_tokens: int, context_tokens: int) -> int:
+    """Bytes that a step of `step_tokens` needs beside weights and state, for rows of up to `context_tokens`."""
+    width = min(step_tokens, context_tokens)
+    token_bytes = WORKSPACE_HIDDEN_STATES * geometry.hidden_size * ELEMENT_BYTES[composition.compute_dtype]
+    return width * token_bytes + _score_bytes(geometry, composition, width, context_tokens)
 
 
-def state_budget_bytes(geometry: GraphGeometry, *, available_bytes: int, step_tokens: int) -> int:
+def state_budget_bytes(
+    geometry: GraphGeometry, composition: Composition, *, available_bytes: int, step_tokens: int
+) -> int:
     """Bytes that the states of all rows may hold, of `available_bytes` free once the weights are resident."""
-    return max(0, int(available_bytes * USABLE_SHARE) - workspace_bytes(geometry, step_tokens))
+    longest = geometry.context_length
+    workspace = workspace_bytes(geometry, composition, step_tokens=step_tokens, context_tokens=longest)
+    return max(0, int(available_bytes * USABLE_SHARE) - workspace)
+
+
+def _score_bytes(geometry: GraphGeometry, composition: Composition, queries: int, context_tokens: int) -> int:
+    """Bytes of attention scores: a CPU writes all of one layer's down, and twice where it composes exponentials."""
+    if composition.device != "cpu":
+        return sdpa_fallback_bytes(geometry, queries, context_tokens)
+    slides = geometry.sliding_window and "full_attention" not in geometry.layer_types
+    keys = min(context_tokens, geometry.sliding_window + queries) if slides else context_tokens
+    copies = 2 if composition.composes_exponentials else 1
+    return copies * geometry.heads * queries * keys * ELEMENT_BYTES[composition.compute_dtype]
 
 
 def _slots(geometry: GraphGeometry, kind: str, tokens: int) -> int:

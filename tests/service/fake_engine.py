@@ -264,7 +264,8 @@ class FakeEngine:
             weights_bytes=1000,
             kv_bytes=load.rows * (load.prompt_tokens + load.max_tokens),
             workspace_bytes=10,
-            state_bytes=100,
+            budget_bytes=1110,
+            fits=load.rows * (load.prompt_tokens + load.max_tokens) <= 100,
             max_context_tokens=77,
         )
 

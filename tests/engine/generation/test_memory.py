@@ -9,6 +9,7 @@ from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.graph import GraphGeometry
 from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, TurboKv
 from engine.generation.memory import row_bytes, state_budget_bytes, workspace_bytes
+from engine.ops.attention import causal_attention
 from engine.state.build import build_caches
 
 
@@ -66,15 +67,45 @@ def test_quantized_rows_never_hold_more_than_was_predicted(chunks, window, kv):
     assert predicted <= row_bytes(sizes, tokens, 4)
 
 
-def test_the_workspace_counts_scores_only_where_no_fused_kernel_serves():
-    assert workspace_bytes(geometry(head_dim=64), 64) == 64 * 550_000
-    assert workspace_bytes(geometry(head_dim=256), 64) == 64 * 550_000 + 4 * 64 * 4096 * 2
+METAL = Composition(device="metal", compute_dtype="bfloat16")
+
+
+def workspace(composition, *, context_tokens=4096, **sizes):
+    return workspace_bytes(geometry(**sizes), composition, step_tokens=64, context_tokens=context_tokens)
+
+
+def test_the_workspace_of_a_gpu_counts_scores_only_where_no_fused_kernel_serves():
+    activations = 64 * 67 * 8 * 2
+    assert workspace(METAL, head_dim=64) == activations
+    assert workspace(METAL, head_dim=256) == activations + 4 * 64 * 4096 * 2
+
+
+def test_the_workspace_of_a_cpu_counts_the_scores_that_its_attention_writes_down():
+    token, scores = 67 * 8 * 4, 4 * 64 * 4096 * 4
+    assert workspace(Composition()) == 64 * token + 2 * scores
+    assert workspace(Composition(library_arithmetic=True)) == 64 * token + scores
+    assert workspace(Composition(), window=200) == 64 * token + 2 * 4 * 64 * 264 * 4
+    assert workspace(Composition(), context_tokens=10) == 10 * token + 2 * 4 * 10 * 10 * 4
+
+
+@pytest.mark.parametrize("composed", [True, False])
+def test_attention_peaks_within_the_scores_that_are_counted(composed):
+    composition = Composition(library_arithmetic=not composed)
+    sizes = geometry(head_dim=64)
+    queries, keys = mx.random.normal((1, 4, 256, 64)), mx.random.normal((1, 2, 4096, 64))
+    mx.eval(queries, keys)
+    counted = workspace_bytes(sizes, composition, step_tokens=256, context_tokens=4096)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    mx.eval(causal_attention(queries, keys, keys, scale=0.1, composed=composed))
+    assert 0.8 * counted < mx.get_peak_memory() - before < 1.2 * counted
 
 
 def test_the_budget_leaves_a_quarter_and_the_workspace():
-    budget = state_budget_bytes(geometry(head_dim=64), available_bytes=10**9, step_tokens=64)
-    assert budget == 750_000_000 - 64 * 550_000
-    assert state_budget_bytes(geometry(head_dim=64), available_bytes=1000, step_tokens=64) == 0
+    budget = state_budget_bytes(geometry(head_dim=64), METAL, available_bytes=10**9, step_tokens=64)
+    assert budget == 750_000_000 - 64 * 67 * 8 * 2
+    assert state_budget_bytes(geometry(head_dim=64), METAL, available_bytes=1000, step_tokens=64) == 0
 
 
 def test_layers_of_unlike_sizes_count_each_for_itself():
