@@ -13,13 +13,23 @@ from __future__ import annotations
 import mlx.core as mx
 
 from engine.sampling.choice import Choice
+from engine.sampling.columns import Columns, best_columns
 
 ROUNDING_STEP = 2.0**-20
 """A rounding step below 16; for vocabularies of up to four million tokens."""
 
 
-def choose_greedily(logits: mx.array, tops: mx.array) -> Choice:
-    """Choose from `logits` [Q, V] float32, whose largest are `tops` [Q]; not sure where the rule must decide."""
-    tokens = mx.argmax(logits, axis=-1)
-    earliest = mx.argmax(logits >= tops[:, None] - ROUNDING_STEP, axis=-1)
-    return Choice(tokens, tokens == earliest)
+NEAR_COLUMNS = 8
+"""So many columns may hold tokens that nearly tie before the rule has to decide for that alone."""
+
+
+def choose_greedily(logits: mx.array) -> Choice:
+    """Choose from `logits` [Q, V] float32; not sure where the rule must decide."""
+    columns = Columns(logits, padding=-mx.inf)
+    best, bound = best_columns(columns.maxima, NEAR_COLUMNS)
+    ids, values = columns.ids(best), columns.take(best)
+    tops = mx.max(values, axis=-1, keepdims=True)
+    near = tops - ROUNDING_STEP
+    plain, earliest = (mx.argmax(found, axis=-1, keepdims=True) for found in (values, values >= near))
+    tokens = mx.take_along_axis(ids, plain, axis=-1)[:, 0]
+    return Choice(tokens, (plain == earliest)[:, 0] & (bound < near[:, 0]))

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.contracts.results import LEAST_LOGPROB, TokenLogprobs, TopLogprob
+from engine.sampling.columns import Columns, best_columns
 
 if TYPE_CHECKING:
     from engine.contracts.options import ResolvedOptions
 
 Words: TypeAlias = NDArray[np.uint32]
-
-_COLUMNS = 16
-"""The vocabulary is searched in so many times fewer places."""
 
 
 def measure(scores: mx.array, tokens: mx.array, totals: mx.array, width: int) -> mx.array:
@@ -45,20 +43,12 @@ def measure(scores: mx.array, tokens: mx.array, totals: mx.array, width: int) ->
 def most_likely(scores: mx.array, count: int) -> mx.array:
     """Ids [Q, `count`] uint32 of the largest of `scores` [Q, V], best first, equals in the order of their ids.
 
-    The tokens are laid out in columns. The best lie in the columns with the best maxima, of which no more are needed
-    than tokens.
+    They lie in the columns with the best maxima, of which no more are needed than tokens.
     """
-    vocabulary = scores.shape[-1]
-    columns = vocabulary // _COLUMNS
-    if count == 0 or columns <= count:
-        return _sorted_ids(scores, mx.broadcast_to(mx.arange(vocabulary), scores.shape), count)
-    whole = columns * _COLUMNS
-    laid_out = scores[:, :whole].reshape(-1, _COLUMNS, columns)
-    maxima = mx.max(laid_out, axis=-2)
-    best = mx.sort(mx.argpartition(-maxima, count - 1, axis=-1)[:, :count], axis=-1)
-    ids = (mx.arange(_COLUMNS)[:, None] * columns + best[:, None, :]).reshape(best.shape[0], -1)
-    rest = mx.broadcast_to(mx.arange(whole, vocabulary), (scores.shape[0], vocabulary - whole))
-    return _sorted_ids(scores, mx.concatenate([ids, rest], axis=-1), count)
+    columns = Columns(scores, padding=-mx.inf)
+    best, _ = best_columns(columns.maxima, count)
+    order = mx.argsort(-columns.take(best), axis=-1)[:, :count]
+    return mx.take_along_axis(columns.ids(best), order, axis=-1)
 
 
 def read(words: Words, token: int, options: ResolvedOptions) -> TokenLogprobs:
@@ -75,9 +65,3 @@ def read(words: Words, token: int, options: ResolvedOptions) -> TokenLogprobs:
     if count and token not in ids[:count]:
         top.append(TopLogprob(token, values[0]))
     return TokenLogprobs(logprob=values[0] if options.logprobs else None, top=tuple(top))
-
-
-def _sorted_ids(scores: mx.array, ids: mx.array, count: int) -> mx.array:
-    """The `count` of `ids` [Q, N], in ascending order, whose scores are largest."""
-    order = mx.argsort(-mx.take_along_axis(scores, ids, axis=-1), axis=-1)[:, :count]
-    return mx.take_along_axis(ids, order, axis=-1).astype(mx.uint32)

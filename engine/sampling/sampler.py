@@ -15,6 +15,7 @@ import numpy as np
 from engine.contracts.results import SampledToken
 from engine.sampling import logprobs
 from engine.sampling.choice import Choice
+from engine.sampling.columns import largest
 from engine.sampling.drawing import draw, draw_exactly, draw_replaced, draw_with_exclusion
 from engine.sampling.greedy import choose_greedily
 from engine.sampling.mass import log_softmax, total_odds
@@ -43,11 +44,11 @@ def sample(
     """
     raw = logits.astype(mx.float32)
     # The largest tells all: it is NaN where one logit is, inf where one is, and -inf where all are.
-    tops = mx.max(raw, axis=-1)
+    tops = largest(raw)
     sound = mx.isfinite(tops)
     processed = process(raw, draws, unread)
     if processed is not raw:
-        tops = mx.max(processed, axis=-1)
+        tops = largest(processed)
     rows = _Rows(processed, tops, draws, composed=composed)
     choice = rows.choose()
     return SampledTokens(rows, choice, sound)
@@ -172,7 +173,7 @@ class _Rows:
         return self._excluding if recipe.excludes else self._drawn
 
     def _greedy(self, rows: list[int]) -> Choice:
-        return choose_greedily(self._of(self._logits, rows), self._of(self._tops, rows))
+        return choose_greedily(self._of(self._logits, rows))
 
     def _drawn(self, rows: list[int]) -> Choice:
         scores, totals = self._scored.of(rows)

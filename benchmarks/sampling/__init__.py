@@ -1,0 +1,1 @@
+"""What choosing tokens costs, as a share of a step."""
