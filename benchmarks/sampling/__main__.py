@@ -68,13 +68,15 @@ def measured(model: Path, rows: list[int], rounds: int) -> list[dict]:
 
 
 def table(records: list[dict]) -> str:
-    lines = ["| vocabulary | rows | options | sampling ms | rest of the step ms | share |", "|---|---|---|---|---|---|"]
-    for one in records:
-        lines.append(
+    head = ["| vocabulary | rows | options | sampling ms | rest of the step ms | share |", "|---|---|---|---|---|---|"]
+    return "\n".join(
+        head
+        + [
             f"| {one['vocabulary']} | {one['rows']} | {one['options']} | {one['sampling_ms']} | {one['rest_ms']} "
             f"| {one['share']:.1%} |"
-        )
-    return "\n".join(lines)
+            for one in records
+        ]
+    )
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+NAMESPACE = "http://www.w3.org/2000/svg"
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 50, 170, 40, 50
 COLOURS = ("#0b6e4f", "#c1440e", "#7a9e7e", "#e0a387")
@@ -24,19 +25,15 @@ def plot_of(records: Sequence[dict], goals: dict[str, float]) -> str:
         return LEFT + (WIDTH - LEFT - RIGHT) * (rows.index(count) + 0.5) / len(rows)
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
-        ' font-size="12">',
+        f'<svg xmlns="{NAMESPACE}" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{LEFT}" y="22" font-size="14">Choosing tokens, as a share of a decode step, by rows</text>',
     ]
     for name, goal in goals.items():
-        parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(goal):.1f}" y2="{y(goal):.1f}" stroke="#999"'
-            ' stroke-dasharray="4 4"/>'
-            f'<text x="{WIDTH - RIGHT + 8}" y="{y(goal) + 4:.1f}" fill="#666">goal {name}: {goal:.0%}</text>'
-        )
-    for count in rows:
-        parts.append(f'<text x="{x(count):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{count}</text>')
+        ends = f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(goal):.1f}" y2="{y(goal):.1f}"'
+        parts.append(f'<line {ends} stroke="#999" stroke-dasharray="4 4"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{y(goal) + 4:.1f}" fill="#666">goal {name}: {goal:.0%}</text>')
+    parts += [f'<text x="{x(one):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{one}</text>' for one in rows]
     lines = sorted({(record["vocabulary"], record["options"]) for record in records})
     for number, line in enumerate(lines):
         own = [record for record in records if (record["vocabulary"], record["options"]) == line]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.sampling.columns import Columns, best_columns
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,28 +36,59 @@ class Cuts:
 
 
 class _Head:
-    """The largest scores of each row in descending order, and their odds."""
+    """The largest scores of each row in descending order; of those above `bound` [C] none is missing.
 
-    def __init__(self, scores: mx.array) -> None:
-        self.vocabulary = scores.shape[-1]
-        self.size = min(HEAD_TOKENS, self.vocabulary)
-        largest = scores if self.size == self.vocabulary else mx.topk(scores, self.size, axis=-1)
-        self.scores = mx.sort(largest, axis=-1)[:, ::-1]
-        self.odds = mx.exp(self.scores)
+    Attributes:
+        scores: [C, K].
+        bound: [C], -inf where the head holds every token.
+        known: how many [C] are above the bound.
+        odds: of the scores [C, K].
+        mass: of each token and those before it [C, K].
+        vocabulary: the number of all tokens.
+    """
+
+    def __init__(self, scores: mx.array, bound: mx.array, vocabulary: int) -> None:
+        self.scores = scores
+        self.bound = bound
+        self.known = mx.sum(scores > bound[:, None], axis=-1).astype(mx.int32)
+        self.odds = mx.exp(scores)
         self.mass = mx.cumsum(self.odds, axis=-1)
+        self.vocabulary = vocabulary
+
+    @classmethod
+    def deep(cls, scores: mx.array) -> _Head:
+        """Many tokens, for cuts that may lie far down."""
+        vocabulary = scores.shape[-1]
+        if vocabulary <= HEAD_TOKENS:
+            return cls(_descending(scores), mx.full(scores.shape[:1], -mx.inf), vocabulary)
+        largest = _descending(mx.topk(scores, HEAD_TOKENS, axis=-1))
+        return cls(largest, largest[:, -1], vocabulary)
+
+    @classmethod
+    def shallow(cls, scores: mx.array, tokens: int) -> _Head:
+        """A few more than `tokens`, for rows that keep no more than those."""
+        columns = Columns(scores, padding=-mx.inf)
+        best, bound = best_columns(columns.maxima, tokens)
+        return cls(_descending(columns.take(best)), bound, scores.shape[-1])
 
     def count(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """How many begin the order that fulfil `tokens` [C, K]: at least, and at most, since the head may be short."""
-        found = mx.sum(tokens, axis=-1).astype(mx.int32)
-        return found, mx.where(found == self.size, self.vocabulary, found)
+        known = mx.arange(tokens.shape[-1]) < self.known[:, None]
+        found = mx.sum(tokens & known, axis=-1).astype(mx.int32)
+        return found, mx.where(found >= self.known, self.vocabulary, found)
 
     def where(self, on: list[bool], count: mx.array) -> mx.array:
         """`count` [C] of the rows whose filter is on; the others keep all."""
         return mx.where(mx.array(on), count, self.vocabulary)
 
     def at(self, values: mx.array, place: mx.array) -> mx.array:
-        """The value [C] of each row at `place` [C], which is brought into the head."""
-        return mx.take_along_axis(values, mx.clip(place, 0, self.size - 1)[:, None], axis=-1)[:, 0]
+        """The value [C] of each row at `place` [C], which is brought among the known ones."""
+        nearest = mx.maximum(mx.minimum(place, self.known - 1), 0)
+        return mx.take_along_axis(values, nearest[:, None], axis=-1)[:, 0]
+
+
+def _descending(scores: mx.array) -> mx.array:
+    return mx.sort(scores, axis=-1)[:, ::-1]
 
 
 def find_cuts(scores: mx.array, recipes: Sequence[Recipe], totals: mx.array) -> Cuts:
@@ -63,10 +96,12 @@ def find_cuts(scores: mx.array, recipes: Sequence[Recipe], totals: mx.array) -> 
 
     Args:
         scores: [C, V] float32, the largest of each row 0.
-        recipes: one for each row.
+        recipes: one for each row; all are `is_shallow`, or none is.
         totals: sums [C] of the odds of each row; not read where top-p is off.
     """
-    head = _Head(scores)
+    shallow = recipes[0].is_shallow
+    most_kept = max(recipe.options.top_k for recipe in recipes)
+    head = _Head.shallow(scores, most_kept) if shallow else _Head.deep(scores)
     least, most = _kept_by_mass(head, recipes, totals)
     limits = _limits(recipes, head.vocabulary)
     return _scores_of(head, mx.minimum(least, limits), mx.minimum(most, limits))
@@ -87,7 +122,7 @@ def find_cuts_with_exclusion(
     Returns:
         The cuts, and the scores [C] above which exposed tokens are excluded: inf where none is.
     """
-    head = _Head(scores)
+    head = _Head.deep(scores)
     least, most = _kept_by_mass(head, recipes, totals)
     excluded, doubtful = _exclusion(head, least, most, recipes, totals, chances)
     gone = mx.sum((scores > excluded[:, None]) & exposed, axis=-1)
@@ -121,9 +156,9 @@ def _limits(recipes: Sequence[Recipe], vocabulary: int) -> mx.array:
 def _scores_of(head: _Head, least: mx.array, most: mx.array) -> Cuts:
     """The cuts of rows that keep at least and at most so many tokens [C]."""
     # Among tokens that equal the first one that may go, some may have to: only those above it are certain.
-    certain = mx.where(least >= head.vocabulary, -mx.inf, head.at(head.scores, least))
-    possible = mx.where(most > head.size, -mx.inf, head.at(head.scores, most - 1))
-    return Cuts(possible, certain)
+    certain = mx.where(least >= head.known, head.bound, head.at(head.scores, least))
+    possible = mx.where(most > head.known, -mx.inf, head.at(head.scores, most - 1))
+    return Cuts(possible, mx.where(least >= head.vocabulary, -mx.inf, certain))
 
 
 def _exclusion(
@@ -133,8 +168,8 @@ def _exclusion(
     unfiltered = mx.array([not recipe.filters_by_mass for recipe in recipes])
     threshold = mx.array([recipe.options.xtc_threshold for recipe in recipes])
     low = mx.where(unfiltered, totals, head.at(head.mass, least - 1))
-    high = mx.where(most > head.size, totals, head.at(head.mass, most - 1))
-    places = mx.arange(head.size)
+    high = mx.where(most > head.known, totals, head.at(head.mass, most - 1))
+    places = mx.arange(head.scores.shape[-1])
     surely = (head.odds > (threshold * high * (1 + DOUBT))[:, None]) & (places < least[:, None])
     perhaps = (head.odds >= (threshold * low * (1 - DOUBT))[:, None]) & (places < most[:, None])
     fewest, _ = head.count(surely)

@@ -99,14 +99,13 @@ def _cuts(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Cuts:
     by_ratio = np.array([recipe.min_p_score for recipe in recipes], dtype=np.float32)
     # Min-p keeps what equals its cut.
     possible, certain = mx.array(by_ratio), mx.array(np.nextafter(by_ratio, np.float32(-np.inf)))
-    ordered = [row for row, recipe in enumerate(recipes) if recipe.needs_order]
-    if not ordered:
-        return Cuts(possible, certain)
-    places = mx.array(ordered)
-    found = find_cuts(
-        scores if len(ordered) == len(draws) else scores[places], [recipes[row] for row in ordered], totals[places]
-    )
-    possible[places], certain[places] = found.possible, found.certain
+    for is_shallow in (True, False):
+        rows = [row for row, recipe in enumerate(recipes) if recipe.needs_order and recipe.is_shallow is is_shallow]
+        if rows:
+            places = mx.array(rows)
+            own = scores if len(rows) == len(draws) else scores[places]
+            found = find_cuts(own, [recipes[row] for row in rows], totals[places])
+            possible[places], certain[places] = found.possible, found.certain
     return Cuts(possible, certain)
 
 

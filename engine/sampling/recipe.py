@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 MIN_TEMPERATURE = 1e-5
 """Below this, dividing log-probabilities would overflow 16-bit numbers; the choice equals greedy."""
 
+SHALLOW_TOKENS = 128
+"""The largest top-k for which the best tokens are sorted alone."""
+
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -89,6 +92,11 @@ class Recipe:
     def needs_order(self) -> bool:
         """Whether what is kept depends on more than a token's own score."""
         return bool(self.top_p < math.inf or self.options.top_k or self.options.min_tokens_to_keep > 1)
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether so few tokens are kept at most that a few columns hold them."""
+        return 0 < self.options.top_k <= SHALLOW_TOKENS
 
     @property
     def needs_total(self) -> bool:
