@@ -61,13 +61,12 @@ def _line(at: mx.array, slope: float, x: float, y: float) -> mx.array:
 
 def _cubic(at: mx.array, x: _Numbers, y: _Numbers, slopes: _Numbers) -> mx.array:
     """The Hermite cubic of the interval that each value lies in; values outside use the nearest interval."""
-    knots = mx.array(x.astype(np.float32))
+    width, rise = np.diff(x), np.diff(y)
+    left, right = slopes[:-1] * width, slopes[1:] * width
+    # y = c0 + c1 t + c2 t² + c3 t³ for t from 0 to 1: one look-up finds all that an interval needs.
+    columns = [x[:-1], 1 / width, y[:-1], left, 3 * rise - 2 * left - right, left + right - 2 * rise]
+    knots, intervals = (mx.array(numbers.astype(np.float32)) for numbers in (x, np.stack(columns, axis=-1)))
     interval = mx.clip(mx.searchsorted(knots, at, side="right").astype(mx.int32) - 1, 0, len(x) - 2)
-    width = np.diff(x)
-    start, spread, low, high, left, right = (
-        mx.array(column.astype(np.float32))[interval]
-        for column in (x[:-1], width, y[:-1], y[1:], slopes[:-1] * width, slopes[1:] * width)
-    )
-    t = mx.clip((at - start) / spread, 0, 1)
-    rest = 1 - t
-    return (1 + 2 * t) * rest**2 * low + t * rest**2 * left + t**2 * (3 - 2 * t) * high - t**2 * rest * right
+    start, scale, c0, c1, c2, c3 = mx.split(intervals[interval], 6, axis=-1)
+    t = mx.clip((at[..., None] - start) * scale, 0, 1)
+    return mx.squeeze(c0 + t * (c1 + t * (c2 + t * c3)), axis=-1)

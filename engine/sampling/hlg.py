@@ -133,7 +133,7 @@ def _film(x: mx.array, shaper: HlgShaper) -> mx.array:
     if shaper.x_floor > 0:
         slope = shaper.x_floor * (shaper.s_m + drop * shaper.p / rise)
         t = x / shaper.x_floor
-        floor = (slope - 2 * shaper.y_floor) * t**3 + (3 * shaper.y_floor - slope) * t**2
+        floor = t * t * ((slope - 2 * shaper.y_floor) * t + (3 * shaper.y_floor - slope))
         y = mx.where(x >= shaper.x_floor, y, floor)
     peak = shaper.y_m + shaper.shoulder_a * math.log(1 + ramp * (1 - shaper.x_m))
     return mx.maximum(mx.maximum(y, 0) / peak, _LEAST) ** _gamma(shaper.lw)
