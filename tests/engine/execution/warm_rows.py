@@ -11,7 +11,7 @@ from engine.contracts.events import GenerationFinished, GenerationStarted
 from engine.contracts.options import ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 from engine.execution.batch import Batch, Job
-from engine.execution.prefixes import PrefixKeeper
+from engine.execution.prefixes import BOUNDARY_TOKENS, PrefixKeeper
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper
 from engine.generation.row import Row
@@ -69,7 +69,8 @@ class NotingStepper(PackedStepper):
 class Rows:
     """A batch over `binding` with a prefix store of its own."""
 
-    def __init__(self, binding, *, exact=False, capacity_bytes=10**8, disk=None):
+    def __init__(self, binding, *, kind, exact=False, capacity_bytes=10**8, disk=None):
+        self.kind = kind
         self.store = PrefixStore(capacity_bytes)
         self.keeper = PrefixKeeper(self.store, binding.cache_builder.restore, disk)
         limits = Limits(
@@ -80,6 +81,14 @@ class Rows:
         self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)
         self.use = PrefixUse(namespace="", cut_tokens=CHUNK if exact else 1)
         self.numbers = itertools.count()
+
+    def reusable(self, shared, boundary, prompt_tokens):
+        """Tokens with which a row must begin: of a state that can be cut, or at the end of a long enough prompt."""
+        if self.use.is_exact:
+            return min(shared if self.kind.cuts else boundary, prompt_tokens - 1) // CHUNK * CHUNK
+        if not self.kind.cuts:
+            return boundary if boundary >= BOUNDARY_TOKENS else 0
+        return min(shared, prompt_tokens - 1) if shared >= self.kind.least_tokens else 0
 
     def submit(self, prompt, *, warm=True, max_tokens=6):
         options = ResolvedOptions(
