@@ -158,6 +158,7 @@ def _put_in_front(library: BlasLibrary, thread_wish: int | None, usable_cores: i
     # First of all, since MKL opens its own names globally as soon as it is asked anything.
     shim.bind(functions)
     report = BlasReport(name=library.describe(), threads=library.set_threads(thread_wish, usable_cores), shim=True)
+    library.set_threads(1, 1)  # the shim's own threads share the work: they leave a busy machine to others
     shim.tune(few_rows=library.few_rows, threads=report.threads, label=report.name)
     return report
 

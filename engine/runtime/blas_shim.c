@@ -1,13 +1,17 @@
 /* The matrix products that libmlx asks for, forwarded to a BLAS chosen at run time.
 
    Opened with RTLD_GLOBAL before mlx, so that these names win over the BLAS that mlx bundles.
-   A product of a few rows is sent to sgemv: it streams the weights at memory speed, where sgemm first packs them.
-   Several rows share each tile of weights while it is in cache, and every row takes the same path, so up to
-   `few_rows` a row's bits do not depend on how many rows came with it. */
+   A product of a few rows goes to `blas_rows.c`, or to sgemv where that knows no way for this processor: both stream the
+   weights at memory speed, where sgemm first packs them. Every row takes the same path, so a row's bits do not depend on
+   how many of these few rows came with it. Large products are cut into pieces for the threads of `blas_threads.c`. */
 
 #include <string.h>
 
 enum { ROW_MAJOR = 101, NO_TRANSPOSE = 111, TRANSPOSE = 112, TILE_STEP = 16 };
+
+/* Work that is worth a second thread, and the columns of a piece of it: in weights, and in multiplications. */
+enum { FEW_ROWS_PIECE = 1 << 16, SMALLEST_SHARED = 1 << 17, PIECES_PER_THREAD = 2, PIECE_STEP = 48 };
+static const double SHARED_MULTIPLICATIONS = 1 << 21;
 
 typedef void sgemm_t(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
 typedef void sgemv_t(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
@@ -21,6 +25,8 @@ static sgemv_t *target_sgemv;
 static dgemm_t *target_dgemm;
 static cgemm_t *target_cgemm;
 static int few_rows, tile_elements, thread_count;
+static rows_kernel_t *rows_kernel;
+static int kernel_rows;
 static char label[128];
 static unsigned long products;
 
@@ -30,9 +36,11 @@ void mlx_stream_blas_bind(sgemm_t *sgemm, sgemv_t *sgemv, dgemm_t *dgemm, cgemm_
   target_sgemv = sgemv;
   target_dgemm = dgemm;
   target_cgemm = cgemm;
+  rows_kernel = choose_rows_kernel(&kernel_rows);
 }
 
-/* Called after `bind`. `threads` and `name` are only kept for whoever asks later. */
+/* Called after `bind`, with 0 rows to pass every product on as it is. Pieces of a product run on up to `threads` threads;
+   `name` is only kept for whoever asks later. */
 void mlx_stream_blas_tune(int rows, int elements, int threads, const char *name) {
   few_rows = rows;
   tile_elements = elements;
@@ -41,6 +49,8 @@ void mlx_stream_blas_tune(int rows, int elements, int threads, const char *name)
 }
 
 const char *mlx_stream_blas_label(void) { return label; }
+
+int mlx_stream_blas_few_rows(void) { return few_rows > 0 && rows_kernel ? kernel_rows : few_rows; }
 
 int mlx_stream_blas_threads(void) { return thread_count; }
 
@@ -75,16 +85,62 @@ static void few_row_product(int transpose_a, int transpose_b, int m, int n, int 
 
 static int is_plain(int transpose) { return transpose == NO_TRANSPOSE || transpose == TRANSPOSE; }
 
+static int at_most(int value, int limit) { return value < limit ? value : limit; }
+
+static int piece_columns(long wanted) { return (int)((wanted + PIECE_STEP - 1) / PIECE_STEP * PIECE_STEP); }
+
+typedef struct {
+  rows_t rows;
+  int columns, transpose_a, transpose_b;
+} shared_t;
+
+static void few_rows_piece(const void *product, int piece) {
+  const shared_t *shared = product;
+  int first = piece * shared->columns;
+  rows_kernel(&shared->rows, first, at_most(first + shared->columns, shared->rows.n));
+}
+
+/* Where the pieces begin depends on the weights alone. */
+static void run_few_rows(shared_t *shared) {
+  const rows_t *p = &shared->rows;
+  int threads = (long)p->n * p->k < SMALLEST_SHARED ? 1 : thread_count;
+  shared->columns = threads < 2 ? p->n : piece_columns(FEW_ROWS_PIECE / p->k);
+  run_pieces(few_rows_piece, shared, (p->n + shared->columns - 1) / shared->columns, threads);
+}
+
+static void sgemm_piece(const void *product, int piece) {
+  const shared_t *shared = product;
+  const rows_t *p = &shared->rows;
+  int first = piece * shared->columns, stored_by_column = shared->transpose_b == TRANSPOSE;
+  target_sgemm(ROW_MAJOR, shared->transpose_a, shared->transpose_b, p->m, at_most(shared->columns, p->n - first), p->k,
+               p->alpha, p->a, p->lda, p->b + (stored_by_column ? (long)first * p->ldb : first), p->ldb, p->beta,
+               p->c + first, p->ldc);
+}
+
+static void run_sgemm(shared_t *shared) {
+  const rows_t *p = &shared->rows;
+  int threads = (double)p->m * p->n * p->k < SHARED_MULTIPLICATIONS ? 1 : thread_count;
+  int columns = threads < 2 ? p->n : piece_columns((long)p->n / ((long)PIECES_PER_THREAD * threads));
+  shared->columns = columns < PIECE_STEP ? PIECE_STEP : columns;
+  run_pieces(sgemm_piece, shared, (p->n + shared->columns - 1) / shared->columns, threads);
+}
+
 void cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha, const float *a, int lda,
                  const float *b, int ldb, float beta, float *c, int ldc) {
   __atomic_fetch_add(&products, 1, __ATOMIC_RELAXED);
+  int plain = order == ROW_MAJOR && is_plain(transpose_a) && is_plain(transpose_b) && m > 0 && n > 0 && k > 0;
+  if (!plain || few_rows == 0) {
+    target_sgemm(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    return;
+  }
+  shared_t shared = {{m, n, k, alpha, beta, a, b, c, lda, ldb, ldc}, 0, transpose_a, transpose_b};
+  if (rows_kernel && m <= kernel_rows && transpose_a == NO_TRANSPOSE && transpose_b == TRANSPOSE)
+    run_few_rows(&shared);
   /* Weights stored by row cannot be tiled well, so only a single row is worth sgemv there. */
-  int limit = transpose_b == TRANSPOSE ? few_rows : 1;
-  int plain = order == ROW_MAJOR && is_plain(transpose_a) && is_plain(transpose_b);
-  if (plain && m > 0 && m <= limit && n > 0 && k > 0)
+  else if (m <= (transpose_b == TRANSPOSE ? few_rows : 1))
     few_row_product(transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
   else
-    target_sgemm(order, transpose_a, transpose_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    run_sgemm(&shared);
 }
 
 void cblas_dgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, double alpha, const double *a,

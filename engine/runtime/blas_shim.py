@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _TILE_ELEMENTS = 1 << 16
 _THREADED_TILE_ELEMENTS = 1 << 19
 
+SOURCES = ("blas_threads.c", "blas_rows.c", "blas_shim.c")
 FORWARDED = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm")
 
 
@@ -30,6 +31,7 @@ class LoadedShim:
         self._library.mlx_stream_blas_label.restype = ctypes.c_char_p
         self._library.mlx_stream_blas_threads.restype = ctypes.c_int
         self._library.mlx_stream_blas_products.restype = ctypes.c_ulong
+        self._library.mlx_stream_blas_few_rows.restype = ctypes.c_int
 
     @classmethod
     def of_this_process(cls) -> LoadedShim | None:
@@ -51,6 +53,11 @@ class LoadedShim:
         """The threads that `tune` was told of."""
         return int(self._library.mlx_stream_blas_threads())
 
+    @property
+    def few_rows(self) -> int:
+        """Rows up to which a row's bits do not depend on how many others there are."""
+        return int(self._library.mlx_stream_blas_few_rows())
+
     def products(self) -> int:
         """Float32 products that went through the shim so far."""
         return int(self._library.mlx_stream_blas_products())
@@ -60,7 +67,10 @@ class LoadedShim:
         self._library.mlx_stream_blas_bind(*functions)
 
     def tune(self, *, few_rows: int, threads: int, label: str) -> None:
-        """Send products of up to `few_rows` rows to `sgemv`; remember `threads` and `label`."""
+        """Share products among `threads`, and send those of few rows past `sgemm`; remember `label`.
+
+        `few_rows` is how many go to `sgemv` on processors for which we have no kernel; 0 passes everything on as it is.
+        """
         tile = _TILE_ELEMENTS if threads == 1 else _THREADED_TILE_ELEMENTS
         numbers = [ctypes.c_int(number) for number in (few_rows, tile, threads)]
         self._library.mlx_stream_blas_tune(*numbers, ctypes.c_char_p(label.encode()))
@@ -72,4 +82,4 @@ def load_shim(directory: Path) -> LoadedShim:
     Raises:
         CannotCompileError: there is no C compiler, it failed, or the result cannot be loaded.
     """
-    return LoadedShim(open_compiled("blas_shim.c", directory, mode=ctypes.RTLD_GLOBAL))
+    return LoadedShim(open_compiled(*SOURCES, directory=directory, mode=ctypes.RTLD_GLOBAL))

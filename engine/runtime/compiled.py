@@ -19,7 +19,7 @@ from engine.runtime.private_directory import make_private_directory
 
 _COMPILERS: Final = ("cc", "gcc", "clang")
 # Without contraction a product and a sum are rounded apart on every processor.
-_FLAGS: Final = ("-O3", "-ffp-contract=off", "-fPIC", "-shared")
+_FLAGS: Final = ("-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 _COMPILE_SECONDS: Final = 60
 
 
@@ -27,19 +27,20 @@ class CannotCompileError(Exception):
     """A source cannot be made into a library here. `str(error)` says why; it never leaves `engine.runtime`."""
 
 
-def open_compiled(source_name: str, directory: Path, *, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
-    """Open the library of `source_name`, compiling it into `directory` when it is not there yet.
+def open_compiled(*source_names: str, directory: Path, mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """Open the library of `source_names`, compiling it into `directory` when it is not there yet.
 
     Args:
-        source_name: a C file of this package.
+        source_names: C files of this package, compiled as one; the last one names the library.
         directory: private folder that keeps it.
         mode: `ctypes.RTLD_GLOBAL` lends its names to the whole process.
 
     Raises:
         CannotCompileError: there is no C compiler, it failed, or the result cannot be loaded.
     """
-    source = importlib.resources.files("engine.runtime").joinpath(source_name).read_bytes()
-    stem = source_name.removesuffix(".c")
+    package = importlib.resources.files("engine.runtime")
+    source = b"\n".join(package.joinpath(name).read_bytes() for name in source_names)
+    stem = source_names[-1].removesuffix(".c")
     try:
         return _open_kept(source, stem, make_private_directory(directory), mode)
     except OSError:

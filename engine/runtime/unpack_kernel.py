@@ -59,7 +59,7 @@ class UnpackKernel:
 def open_unpack_kernel(directory: Path) -> UnpackKernel | None:
     """The kernel, compiled into `directory` when it is not there yet; None without a C compiler."""
     try:
-        return UnpackKernel(open_compiled("unpack.c", directory))
+        return UnpackKernel(open_compiled("unpack.c", directory=directory))
     except (CannotCompileError, OSError) as error:
         logger.info("weights are unpacked without compiled code: %s", error)
         return None

@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from engine.runtime.blas_shim import FORWARDED, LoadedShim, load_shim
 from engine.runtime.compiled import CannotCompileError, compile_library
 
 ROW_MAJOR, COLUMN_MAJOR, PLAIN, TRANSPOSED = 101, 102, 111, 112
-SOURCE = Path(blas_shim.__file__).with_name("blas_shim.c").read_bytes()
+SOURCE = b"\n".join(Path(blas_shim.__file__).with_name(name).read_bytes() for name in blas_shim.SOURCES)
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def padded(generator: np.random.Generator, rows: int, columns: int, padding: int
 
 @pytest.mark.parametrize("transposes", [(a, b) for a in (PLAIN, TRANSPOSED) for b in (PLAIN, TRANSPOSED)])
 @pytest.mark.parametrize("padding", [0, 3])
-@pytest.mark.parametrize("rows", [1, 2, 3, FEW_ROWS, FEW_ROWS + 1, 17])
+@pytest.mark.parametrize("rows", [1, 2, 3, FEW_ROWS, FEW_ROWS + 1, 11, 16, 17])
 @pytest.mark.parametrize(("columns", "inner"), [(1, 1), (1, 9), (7, 1), (33, 20), (1500, 64)])
 def test_products_equal_numpy(
     bench: Bench, transposes: tuple[int, int], padding: int, rows: int, columns: int, inner: int
@@ -137,21 +138,67 @@ def test_column_major_calls_are_forwarded_as_they_are(bench: Bench) -> None:
     np.testing.assert_allclose(out, left @ right, rtol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_beside_up_to_the_few_rows(bench: Bench, threads: int) -> None:
-    bench.shim.tune(few_rows=FEW_ROWS, threads=threads, label="under test")
-    generator = np.random.default_rng(11)
+def test_a_row_has_the_same_bits_beside_up_to_the_few_rows_on_any_number_of_threads(bench: Bench) -> None:
+    few, generator = bench.shim.few_rows, np.random.default_rng(11)
+    assert few >= FEW_ROWS
     rows, weights = (
-        generator.standard_normal((FEW_ROWS, 300), np.float32),
-        generator.standard_normal((2500, 300), np.float32),
+        generator.standard_normal((few, 301), np.float32),
+        generator.standard_normal((2501, 301), np.float32),
     )
-    alone = np.empty((FEW_ROWS, 2500), np.float32)
-    for index in range(FEW_ROWS):
+    alone = np.empty((few, 2501), np.float32)
+    for index in range(few):
         sgemm(bench, rows[index : index + 1], weights, transposes=(PLAIN, TRANSPOSED), out=alone[index : index + 1])
-    for count in range(2, FEW_ROWS + 1):
-        together = np.empty((count, 2500), np.float32)
+    for count in range(2, few + 1):
+        bench.shim.tune(few_rows=FEW_ROWS, threads=1 + count % 3, label="under test")
+        together = np.empty((count, 2501), np.float32)
         sgemm(bench, rows[:count], weights, transposes=(PLAIN, TRANSPOSED), out=together)
         assert together.tobytes() == alone[:count].tobytes()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize("transpose", [PLAIN, TRANSPOSED])
+@pytest.mark.parametrize("rows", [5, 40])
+def test_products_of_several_threads_equal_numpy(bench: Bench, threads: int, transpose: int, rows: int) -> None:
+    bench.shim.tune(few_rows=FEW_ROWS, threads=threads, label="under test")
+    generator = np.random.default_rng(13)
+    left, weights = padded(generator, rows, 300, 3), padded(generator, 1001, 300, 5)
+    right = weights if transpose == TRANSPOSED else padded(generator, 300, 1001, 5)
+    wanted = left @ (right.T if transpose == TRANSPOSED else right)
+    for _ in range(20):
+        out = np.full((rows, 1001), np.nan, np.float32)
+        sgemm(bench, left, right, transposes=(PLAIN, transpose), out=out)
+        np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_products_of_several_callers_do_not_mix(bench: Bench) -> None:
+    bench.shim.tune(few_rows=FEW_ROWS, threads=2, label="under test")
+    generator = np.random.default_rng(17)
+    weights = generator.standard_normal((1000, 300), np.float32)
+
+    def call(rows: int) -> bool:
+        left, same = generator.standard_normal((rows, 300), np.float32), True
+        wanted = left @ weights.T
+        for _ in range(30):
+            out = np.full((rows, 1000), np.nan, np.float32)
+            sgemm(bench, left, weights, transposes=(PLAIN, TRANSPOSED), out=out)
+            same &= np.allclose(out, wanted, rtol=1e-4, atol=1e-3)
+        return same
+
+    with ThreadPoolExecutor(3) as callers:
+        assert list(callers.map(call, [1, 9, 30])) == [True] * 3
+
+
+def test_without_few_rows_every_product_is_passed_on_as_it_is(bench: Bench) -> None:
+    bench.shim.tune(few_rows=0, threads=2, label="under test")
+    generator = np.random.default_rng(19)
+    left, weights = generator.standard_normal((1, 300), np.float32), generator.standard_normal((1000, 300), np.float32)
+    ours, theirs = np.empty((1, 1000), np.float32), np.empty((1, 1000), np.float32)
+    sgemm(bench, left, weights, transposes=(PLAIN, TRANSPOSED), out=ours)
+    bench.target.function("cblas_sgemm")(
+        *(ROW_MAJOR, PLAIN, TRANSPOSED, 1, 1000, 300, ctypes.c_float(1), pointer(left), 300),
+        *(pointer(weights), 300, ctypes.c_float(0), pointer(theirs), 1000),
+    )
+    assert ours.tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize(
