@@ -50,13 +50,13 @@ class TableStep(Protocol):
         """The packed tokens in the order in which `attend` returns them."""
 
     def attend(
-        self, queries: mx.array, joined: mx.array, *, layer: int, scale: float, softcap: float = 0.0
+        self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
     ) -> list[mx.array]:
-        """Append, then attend causally.
+        """Append, then attend causally; or attend again, when the step's keys and values were appended before.
 
         Args:
             queries: [T, H, 1, D] of the whole step.
-            joined: keys, then values: [T, 2·Hkv, 1, D] of the whole step.
+            joined: keys, then values: [T, 2·Hkv, 1, D] of the whole step; None when they were appended before.
             layer: index into the rows' caches.
             scale: factor on the scores.
             softcap: bound that tanh puts on the scores; 0 means none.
@@ -81,6 +81,13 @@ class TablePlace:
     slot: int
 
 
+class HeldKeys(Protocol):
+    """What the newest tokens of one row see in one layer. Lives no longer than the step that appended them."""
+
+    def attend(self, queries: mx.array, *, scale: float, softcap: float = 0.0) -> mx.array:
+        """Attend with `queries` [1, H, L, D] of those tokens, causally. See `Cache.attend`."""
+
+
 class Cache(Protocol):
     """Keys and values of one attention layer of one row."""
 
@@ -99,6 +106,9 @@ class Cache(Protocol):
 
         Scores are multiplied by `scale`, then bounded by tanh to `softcap` unless that is 0. Returns [1, H, L, D].
         """
+
+    def append(self, keys: mx.array, values: mx.array) -> HeldKeys:
+        """Append `keys`, `values` [1, Hkv, L, D]; returns what their tokens see, for as many layers as attend to it."""
 
     def place_for(self, tokens: int) -> TablePlace | None:
         """Make room for `tokens` more, and say where; None when the row attends by itself, through `attend`."""

@@ -68,7 +68,7 @@ class GraphGeometry:
     `layer_types` holds "full_attention", "sliding_attention" or "linear_attention" per layer; `sliding_window` is 0
     without one, and `recurrent` describes the state of layers with linear attention.
     `layer_key_values` holds the values that one token's keys take in each layer, 0 where a layer keeps none of its
-    own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values.
+    own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values. Layers without any state are the last.
     """
 
     vocab_size: int
@@ -87,6 +87,12 @@ class GraphGeometry:
     def key_values(self) -> tuple[int, ...]:
         """The values that one token's keys take in each layer; its values take as many."""
         return self.layer_key_values or (self.kv_heads * self.head_dim,) * self.layers
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that keep a state, which are the first ones: a row has one cache for each."""
+        sizes = zip(self.layer_types, self.key_values, strict=True)
+        return sum(values > 0 or kind == LINEAR_ATTENTION for kind, values in sizes)
 
     @property
     def recurrent_layers(self) -> int:

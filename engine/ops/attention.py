@@ -14,7 +14,7 @@ from engine.ops.exponential import attention_of_powers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.contracts.cache import CacheTable, TablePlace, TableStep
+    from engine.contracts.cache import CacheTable, HeldKeys, TablePlace, TableStep
     from engine.contracts.graph import PackedSegment
 
 
@@ -92,7 +92,7 @@ class PackedAttention:
     Planned once; every layer calls it. No row's arithmetic sees another's numbers.
     """
 
-    __slots__ = ("_plans", "_scale", "_segments", "_softcap", "_starts", "_tokens")
+    __slots__ = ("_kept", "_plans", "_scale", "_segments", "_softcap", "_starts", "_tokens")
 
     def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float = 0.0) -> None:
         """`segments` are the rows' stretches in packed order; scores get the factor `scale` and the bound `softcap`."""
@@ -102,8 +102,11 @@ class PackedAttention:
         self._starts = [0, *accumulate(segment.length for segment in segments)]
         self._tokens = self._starts.pop()
         self._plans: dict[tuple[CacheTable | None, ...], _LayerPlan] = {}
+        self._kept: dict[int, _Appended] = {}
 
-    def __call__(self, queries: mx.array, keys: mx.array, values: mx.array, *, layer: int) -> mx.array:
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, layer: int, kept: bool = False
+    ) -> mx.array:
         """Append and attend in one layer.
 
         Args:
@@ -111,28 +114,43 @@ class PackedAttention:
             keys: [T, Hkv, 1, D].
             values: [T, Hkv, 1, D].
             layer: index into each segment's caches.
+            kept: whether layers that follow attend to the same keys and values, through `again`.
 
         Returns:
             [1, T, H·D].
         """
         plan = self._plan(layer)
-        outputs = []
-        if plan.steps:
-            joined = mx.concatenate([keys, values], axis=1)
-            for step in plan.steps:
-                outputs += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
-        for index in plan.alone:
-            outputs.append(self._alone(index, queries, keys, values, layer))
+        held = [self._appended(index, keys, values, layer) for index in plan.alone]
+        joined = mx.concatenate([keys, values], axis=1) if plan.steps else None
+        mixed = self._attended(queries, joined, _Appended(plan, held), layer)
         for index in plan.seated:
             self._segments[index].caches[layer].advance(self._segments[index].length)
+        if kept:
+            self._kept[layer] = _Appended(plan, held)
+        return mixed
+
+    def again(self, queries: mx.array, *, layer: int) -> mx.array:
+        """Attend with `queries` [T, H, 1, D] to what `layer` has appended and kept in this step: [1, T, H·D]."""
+        return self._attended(queries, None, self._kept[layer], layer)
+
+    def _attended(self, queries: mx.array, joined: mx.array | None, appended: _Appended, layer: int) -> mx.array:
+        plan, outputs = appended.plan, []
+        for step in plan.steps:
+            outputs += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
+        for index, held in zip(plan.alone, appended.held, strict=True):
+            attended = held.attend(self._stretch(index, queries), scale=self._scale, softcap=self._softcap)
+            outputs.append(attended[0].swapaxes(0, 1).flatten(1))
         mixed = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
         return (mixed if plan.unsorted is None else mixed[plan.unsorted])[None]
 
-    def _alone(self, index: int, queries: mx.array, keys: mx.array, values: mx.array, layer: int) -> mx.array:
-        segment, start = self._segments[index], self._starts[index]
-        stretch = [part[start : start + segment.length].transpose(2, 1, 0, 3) for part in (queries, keys, values)]
-        mixed = segment.caches[layer].attend(*stretch, scale=self._scale, softcap=self._softcap)
-        return mixed[0].swapaxes(0, 1).flatten(1)
+    def _appended(self, index: int, keys: mx.array, values: mx.array, layer: int) -> HeldKeys:
+        cache = self._segments[index].caches[layer]
+        return cache.append(self._stretch(index, keys), self._stretch(index, values))
+
+    def _stretch(self, index: int, packed: mx.array) -> mx.array:
+        """One row's part of a packed array [T, H, 1, D], as [1, H, L, D]."""
+        start = self._starts[index]
+        return packed[start : start + self._segments[index].length].transpose(2, 1, 0, 3)
 
     def _plan(self, layer: int) -> _LayerPlan:
         places = [segment.caches[layer].place_for(segment.length) for segment in self._segments]
@@ -166,6 +184,14 @@ class _LayerPlan:
     alone: list[int]
     seated: list[int]
     unsorted: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Appended:
+    """How one layer's tokens were appended, and what those of segments by themselves see, in the plan's order."""
+
+    plan: _LayerPlan
+    held: Sequence[HeldKeys]
 
 
 def _inverse(order: list[int]) -> mx.array | None:

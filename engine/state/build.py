@@ -35,12 +35,12 @@ class CacheBuilder:
         self._plain = PlainCodec(composed=self._composed)
         self._conversions = [
             self._conversion(layer_scheme(composition.kv, layer, sliding=bool(self._window(kind))))
-            for layer, kind in enumerate(geometry.layer_types)
+            for layer, kind in enumerate(geometry.layer_types[: geometry.state_layers])
         ]
         paged = composition.paged_kv
         self._blocks = None if paged is None else BlockPool(paged.block_tokens)
         together = self._composed and composition.row_tile_tokens is None and paged is None
-        self._pool = KvPool(geometry.layers) if together else None
+        self._pool = KvPool(geometry.state_layers) if together else None
 
     @property
     def converts(self) -> bool:
@@ -48,8 +48,8 @@ class CacheBuilder:
         return any(self._conversions)
 
     def make_caches(self) -> list[Cache]:
-        """Fresh caches, one per layer."""
-        layers = range(self._geometry.layers)
+        """Fresh caches, one for each layer that keeps a state."""
+        layers = range(self._geometry.state_layers)
         pooled = [None] * len(layers) if self._pool is None else self._pool.make_caches()
         return [self._cache(layer, seat) for layer, seat in zip(layers, pooled, strict=True)]
 

@@ -32,6 +32,19 @@ class Conversion:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """See `engine.contracts.cache.HeldKeys`."""
+
+    codec: KvCodec
+    parts: Sequence[mx.array]
+    window: int
+
+    def attend(self, queries: mx.array, *, scale: float, softcap: float = 0.0) -> mx.array:
+        """See `engine.contracts.cache.HeldKeys.attend`."""
+        return self.codec.attend(queries, self.parts, scale=scale, softcap=softcap, window=self.window)
+
+
 class KvCache:
     """Parts [1, Hkv, capacity, ..] whose first entries are the tokens from `_first` up to `offset`."""
 
@@ -74,11 +87,14 @@ class KvCache:
         self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
     ) -> mx.array:
         """Append, then attend causally. See `engine.contracts.cache.Cache.attend`."""
-        parts = self._append(self._codec.encode(keys, values))
-        mixed = self._codec.attend(queries, parts, scale=scale, softcap=softcap, window=self._window)
+        return self.append(keys, values).attend(queries, scale=scale, softcap=softcap)
+
+    def append(self, keys: mx.array, values: mx.array) -> Held:
+        """See `engine.contracts.cache.Cache.append`."""
+        held = Held(self._codec, self._append(self._codec.encode(keys, values)), self._window)
         if self._window and self._capacity > window_capacity(self._window):
             self._move(min(self._held, self._window - 1), 0)
-        return mixed
+        return held
 
     def place_for(self, tokens: int) -> None:
         """Nowhere: the row attends by itself."""

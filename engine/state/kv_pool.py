@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import mlx.core as mx
 
@@ -168,6 +168,13 @@ class KvSlab:
             self._layers[layer] = held
         return held
 
+    def written(self, layer: int) -> mx.array:
+        """The storage of `layer`, which was written before; raises `KeyError` when it was not."""
+        held = self._layers[layer]
+        if held is None:
+            raise KeyError(layer)
+        return held
+
     def plan(self, members: Sequence[TableMember]) -> SlabStep:
         """See `engine.contracts.cache.CacheTable.plan`."""
         return SlabStep(self, [replace(member, slot=self._place(member.slot)) for member in members])
@@ -236,6 +243,10 @@ class PooledKvCache:
         mixed = step.attend(*packed, layer=self._layer, scale=scale, softcap=softcap)[0]
         self.advance(length)
         return mixed.reshape(length, queries.shape[1], 1, -1).transpose(2, 1, 0, 3)
+
+    def append(self, keys: mx.array, values: mx.array) -> NoReturn:
+        """A seated row's tokens are written by its table's steps, so this is never called."""
+        raise NotImplementedError(f"{keys.shape[2]} tokens were written past a table")
 
     def place_for(self, tokens: int) -> TablePlace:
         """Make room for `tokens` more, and say where. Moves the row when it has outgrown its slab."""

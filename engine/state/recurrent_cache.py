@@ -59,6 +59,10 @@ class RecurrentCache:
         """A recurrent layer has no keys to attend to, so this is never called."""
         raise NotImplementedError("a recurrent layer holds no keys")
 
+    def append(self, keys: mx.array, values: mx.array) -> NoReturn:
+        """A recurrent layer holds no keys, so this is never called."""
+        raise NotImplementedError("a recurrent layer holds no keys")
+
     def place_for(self, tokens: int) -> None:
         """Nowhere: states are joined by the step itself."""
 

@@ -27,6 +27,9 @@ class Slab(Protocol):
     def storage(self, layer: int, like: mx.array) -> mx.array:
         """The array [tenants, 2·Hkv, capacity, D] of one layer."""
 
+    def written(self, layer: int) -> mx.array:
+        """The same for a layer that was written before."""
+
 
 class SlabStep:
     """See `engine.contracts.cache.TableStep`."""
@@ -44,14 +47,15 @@ class SlabStep:
             self.order += range(stretch.packed.start, stretch.packed.stop)
 
     def attend(
-        self, queries: mx.array, joined: mx.array, *, layer: int, scale: float, softcap: float = 0.0
+        self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
     ) -> list[mx.array]:
         """Write, then attend. See `engine.contracts.cache.TableStep.attend`."""
-        storage = self._slab.storage(layer, joined)
         parts: list[_Decoding | _Stretch] = [*([self._decoding] if self._decoding else []), *self._stretches]
+        storage = self._slab.written(layer) if joined is None else self._slab.storage(layer, joined)
         # All writes come before all reads: a read in between would make the next write copy the whole slab.
-        for part in parts:
-            part.write(storage, joined)
+        if joined is not None:
+            for part in parts:
+                part.write(storage, joined)
         return [part.attended(storage, queries, scale, softcap) for part in parts]
 
 
