@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.artifacts.layer_variety import LayerVariety
 from engine.artifacts.mixtures import Mixture
 from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
 from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, RecurrentGeometry
@@ -61,7 +62,8 @@ class ModelConfig:
     `attention_bias` is of queries, keys and values. `stored_dtype` is the dtype that the files state for dense
     weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`. `mixture` describes the
     experts of a model that has some, `recurrent` the state of layers that attend linearly. `gains_less_one`: the norms'
-    gains are stored so.
+    gains are stored so. `variety` is of models whose layers differ in more than their kind; `kv_heads` and `head_dim`
+    are then those of sliding layers.
     """
 
     model_type: str
@@ -90,6 +92,7 @@ class ModelConfig:
     mixture: Mixture | None = None
     recurrent: RecurrentGeometry | None = None
     gains_less_one: bool = False
+    variety: LayerVariety | None = None
 
     @property
     def score_scale(self) -> float:
@@ -112,11 +115,43 @@ class ModelConfig:
             recurrent=self.recurrent,
         )
 
+    def kv_heads_of(self, layer: int) -> int:
+        """Key/value heads of `layer`."""
+        return self.variety.full_kv_heads if self.variety and self._is_full(layer) else self.kv_heads
+
+    def head_dim_of(self, layer: int) -> int:
+        """The size of one head in `layer`."""
+        return self.variety.full_head_dim if self.variety and self._is_full(layer) else self.head_dim
+
+    def keys_are_values(self, layer: int) -> bool:
+        """Whether `layer` has no value projection."""
+        return self.variety is not None and self.variety.keys_are_values and self._is_full(layer)
+
+    def donor(self, layer: int) -> int:
+        """The layer whose keys and values `layer` attends to: its own, or the last of its kind that keeps some."""
+        own = self.layers - (self.variety.sharing_layers if self.variety else 0)
+        if layer < own:
+            return layer
+        return next(other for other in range(own - 1, -1, -1) if self.layer_types[other] == self.layer_types[layer])
+
+    def intermediate_size_of(self, layer: int) -> int:
+        """The inner size of the dense feed-forward of `layer`."""
+        wide = self.variety is not None and self.variety.wide_when_sharing and self.donor(layer) != layer
+        return self.intermediate_size * (2 if wide else 1)
+
+    def _is_full(self, layer: int) -> bool:
+        return self.layer_types[layer] == FULL_ATTENTION
+
     def _layer_key_values(self) -> tuple[int, ...]:
         """See `GraphGeometry.layer_key_values`."""
-        if LINEAR_ATTENTION not in self.layer_types:
+        if self.variety is None and LINEAR_ATTENTION not in self.layer_types:
             return ()
-        return tuple(0 if kind == LINEAR_ATTENTION else self.kv_heads * self.head_dim for kind in self.layer_types)
+        return tuple(
+            0
+            if kind == LINEAR_ATTENTION or self.donor(layer) != layer
+            else self.kv_heads_of(layer) * self.head_dim_of(layer)
+            for layer, kind in enumerate(self.layer_types)
+        )
 
 
 def union_of_ids(*sources: Iterable[int]) -> tuple[int, ...]:

@@ -220,6 +220,63 @@ QWEN3_5: Final = Family(
     },
     dropped=("vision_tower.", "model.visual.", "mtp.", "language_model.mtp.", "model.language_model.mtp."),
 )
+# The text half; vision and audio towers beside it are not served.
+GEMMA4: Final = Family(
+    name="gemma4",
+    defaults={
+        "vocab_size": 262144,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 1.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 5,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 256,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 1e4},
+        },
+    },
+    norms=GEMMA2.norms,
+    head_norms="each",
+    activation="gelu_tanh",
+    activation_names=_GELU_NAMES,
+    attention_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    sliding="pattern",
+    embedding_scale="root",
+    mixture=MixtureRecord(
+        module="",
+        router="router.proj",
+        stacked="experts.switch_glu",
+        weighing="scores",
+        switch="enable_moe_block",
+        chosen="top_k_experts",
+        normalises=False,
+        beside=True,
+    ),
+    varied=True,
+    prefixes=GEMMA3.prefixes,
+    dropped=tuple(
+        prefix + part
+        for prefix in ("", "model.")
+        for part in (
+            "vision_tower.",
+            "multi_modal_projector.",
+            "audio_tower.",
+            "embed_audio.",
+            "embed_vision.",
+            "vision_embedder.",
+        )
+    ),
+)
+
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
     for family in (
@@ -238,6 +295,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         MIXTRAL,
         QWEN3_MOE,
         QWEN3_5,
+        GEMMA4,
     )
 }
 # What configuration files call a family beside its own name.
@@ -246,6 +304,7 @@ ALIASES: Final[Mapping[str, Family]] = {
     "iquestcoder": LLAMA,
     "xverse": LLAMA,
     "gemma3_text": GEMMA3,
+    "gemma4_text": GEMMA4,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5,

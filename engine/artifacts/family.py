@@ -61,6 +61,8 @@ class Family:
         dropped: beginnings of stored tensor names that belong to parts which are not served.
         mixture: how layers hold experts, where they do.
         recurrent: whether layers may attend linearly, by the gated delta rule.
+        varied: whether layers may differ in more than their kind: sizes, shared keys and values, inputs of their own;
+            values are then normed, and a layer's result is multiplied by a number of its own.
         gates_attention: whether each head's query projection also gives a gate of that head's output.
     """
 
@@ -87,3 +89,4 @@ class Family:
     mixture: MixtureRecord | None = None
     recurrent: bool = False
     gates_attention: bool = False
+    varied: bool = False

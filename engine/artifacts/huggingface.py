@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.config import MOST_LAYERS, ModelConfig, union_of_ids
+from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.generation_files import (
@@ -21,6 +21,7 @@ from engine.artifacts.generation_files import (
     tokenizer_eos_ids,
 )
 from engine.artifacts.layer_fields import layer_ropes, layer_types
+from engine.artifacts.layer_variety import parse_variety
 from engine.artifacts.mixtures import parse_mixture
 from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
@@ -91,7 +92,16 @@ def model_config(
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")
     kinds, held_kinds, sliding_window = layer_types(fields, family, layers=layers, context_length=context_length)
-    ropes = layer_ropes(fields, kinds, head_dim=head_dim, context_length=context_length)
+    variety = (
+        parse_variety(fields, held_kinds, heads=heads, kv_heads=kv_heads, head_dim=head_dim) if family.varied else None
+    )
+    head_dims = {FULL_ATTENTION: variety.full_head_dim} if variety else {}
+    ropes = layer_ropes(
+        fields,
+        kinds,
+        head_dims={kind: head_dims.get(kind, head_dim) for kind in kinds},
+        context_length=context_length,
+    )
     mixture = None if family.mixture is None else parse_mixture(fields, family.mixture, layers=layers)
     stated_ids = union_of_ids(top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"))
     generation_ids = defaults.token_ids("eos_token_id")
@@ -121,6 +131,7 @@ def model_config(
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
         mixture=mixture,
         recurrent=parse_recurrent(fields, kinds),
+        variety=variety,
         gains_less_one=family.norm == "rms_plus_one" or (family.norm == "rms_as_stored" and is_original),
     )
     for file, ids in (

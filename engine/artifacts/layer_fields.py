@@ -41,7 +41,7 @@ def layer_types(
     if SLIDING_ATTENTION not in kinds:
         return kinds, kinds, 0
     window = fields.count("sliding_window")
-    if not stated and window >= context_length:
+    if not stated and window >= context_length and not family.varied:
         return kinds, (FULL_ATTENTION,) * layers, 0
     return kinds, kinds, window
 
@@ -54,11 +54,11 @@ def _implied(fields: Fields, family: Family, layer: int) -> str:
 
 
 def layer_ropes(
-    fields: Fields, kinds: tuple[str, ...], *, head_dim: int, context_length: int
+    fields: Fields, kinds: tuple[str, ...], *, head_dims: Mapping[str, int], context_length: int
 ) -> tuple[RopeConfig | None, ...]:
-    """How each layer of `kinds` rotates; None where it does not."""
+    """How each layer of `kinds`, whose heads have the size of `head_dims`, rotates; None where it does not."""
     ropes = {
-        kind: parse_rope(fields, layer_type=kind, head_dim=head_dim, context_length=context_length)
+        kind: parse_rope(fields, layer_type=kind, head_dim=head_dims[kind], context_length=context_length)
         for kind in dict.fromkeys(kinds)
         if kind != LINEAR_ATTENTION
     }

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from engine.artifacts.fields import Fields
 
 MOST_EXPERTS = 4096
+BESIDE_NORMS = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+"""Norms after a dense feed-forward that runs beside experts, before the experts, and after them."""
 
 Weighing = Literal["shares", "scores"]
 
@@ -26,12 +28,16 @@ class MixtureRecord:
     """What sets one family's experts apart.
 
     Attributes:
-        module: where they stand in a layer.
+        module: where they stand in a layer; "" for the layer itself.
         router: the module of the router, in there.
         gate, up, down: what one expert's matrices are called when each is stored by itself.
         stacked: the module of matrices stacked over the experts, as MLX stores them.
         weighing: a softmax over all experts before the choice, or over the chosen ones after it.
+        beside: whether a dense feed-forward runs beside the experts, each between norms of its own, and the router
+            scales its input and the chosen ones' weights.
+        switch: the field that must be true for a model to have experts; "" where their number says so.
         count: the field that counts experts.
+        chosen: the field that counts those that a token uses.
         inner: the field of one expert's inner size.
         normalises: whether a field may ask for weights that add up to one.
         shared: the module of an expert that every token uses besides, weighed by a gate of its own; "" without one.
@@ -44,7 +50,10 @@ class MixtureRecord:
     down: str = "down_proj"
     stacked: str = "switch_mlp"
     weighing: Weighing = "shares"
+    beside: bool = False
+    switch: str = ""
     count: str = "num_experts"
+    chosen: str = "num_experts_per_tok"
     inner: str = "moe_intermediate_size"
     normalises: bool = True
     shared: str = ""
@@ -89,11 +98,12 @@ def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixt
         MissingArtifactError, CorruptArtifactError: a size is absent or impossible.
     """
     sparse = _sparse_layers(fields, layers)
-    if fields.number(record.count, 0) == 0 or not sparse:
+    switched_off = bool(record.switch) and not fields.flag(record.switch, default=False)
+    if switched_off or fields.number(record.count, 0) == 0 or not sparse:
         return None
-    experts, chosen = fields.count(record.count, most=MOST_EXPERTS), fields.count("num_experts_per_tok")
+    experts, chosen = fields.count(record.count, most=MOST_EXPERTS), fields.count(record.chosen)
     if chosen > experts:
-        raise CorruptArtifactError(fields.file, f"num_experts_per_tok {chosen} is more than all {experts} experts")
+        raise CorruptArtifactError(fields.file, f"{record.chosen} {chosen} is more than all {experts} experts")
     return Mixture(
         experts=experts,
         chosen=chosen,
@@ -102,6 +112,11 @@ def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixt
         layers=sparse,
         shared_inner=fields.count("shared_expert_intermediate_size") if record.shared else 0,
     )
+
+
+def module_of(record: MixtureRecord, layer: str) -> str:
+    """The module of the experts of `layer`, such as "model.layers.0.mlp"."""
+    return f"{layer}.{record.module}" if record.module else layer
 
 
 def expert_tensors(record: MixtureRecord, module: str, experts: int, stored: Container[str]) -> ExpertTensors:

@@ -85,7 +85,10 @@ class HeldKeys(Protocol):
     """What the newest tokens of one row see in one layer. Lives no longer than the step that appended them."""
 
     def attend(self, queries: mx.array, *, scale: float, softcap: float = 0.0) -> mx.array:
-        """Attend with `queries` [1, H, L, D] of those tokens, causally. See `Cache.attend`."""
+        """Attend with `queries` [1, H, L, D] of those tokens, causally.
+
+        Scores are multiplied by `scale`, then bounded by tanh to `softcap` unless that is 0. Returns [1, H, L, D].
+        """
 
 
 class Cache(Protocol):
@@ -99,19 +102,11 @@ class Cache(Protocol):
     def nbytes(self) -> int:
         """Bytes reserved, padding included."""
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
-    ) -> mx.array:
-        """Append `keys`, `values` [1, Hkv, L, D] and attend with `queries` [1, H, L, D], causally.
-
-        Scores are multiplied by `scale`, then bounded by tanh to `softcap` unless that is 0. Returns [1, H, L, D].
-        """
-
     def append(self, keys: mx.array, values: mx.array) -> HeldKeys:
         """Append `keys`, `values` [1, Hkv, L, D]; returns what their tokens see, for as many layers as attend to it."""
 
     def place_for(self, tokens: int) -> TablePlace | None:
-        """Make room for `tokens` more, and say where; None when the row attends by itself, through `attend`."""
+        """Make room for `tokens` more, and say where; None when the row attends by itself, through `append`."""
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` that a table step appended."""

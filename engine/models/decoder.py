@@ -18,9 +18,11 @@ from engine.contracts.graph import (
     SpeculationCapability,
 )
 from engine.models.gated_delta_mixer import GatedDeltaMixer
-from engine.models.mixture import RoutedFeedForward
+from engine.models.layer_inputs import ConditionedLayer, LayerInputs
+from engine.models.mixture import ParallelFeedForward, RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
 from engine.models.self_attention import SelfAttention
+from engine.models.varied_attention import BorrowingAttention, VariedAttention
 from engine.ops.rope import Rope
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry, PackedSegment
     from engine.contracts.rope import RopeConfig
-    from engine.models.parts import FeedForward, Mixer
+    from engine.models.parts import FeedForward, Layer, Mixer
     from engine.models.reading import WeightReader
 
 _LARGEST_FLOAT16 = 65504.0
@@ -51,8 +53,12 @@ class DecoderLayer:
         module: str,
         mixer: Mixer,
         feed_forward: FeedForward,
+        norms_feed_forward: bool = True,
     ) -> None:
-        """Take the norms of `module` from `reader`, and join the parts."""
+        """Take the norms of `module` from `reader`, and join the parts.
+
+        `norms_feed_forward` False leaves the norm before the feed-forward to that itself.
+        """
 
         def norm(name: str) -> Callable[[mx.array], mx.array]:
             return read_norm(reader, config, family, f"{module}.{name}") if name else _unchanged
@@ -60,7 +66,8 @@ class DecoderLayer:
         self._mixer = mixer
         self._feed_forward = feed_forward
         self._mixer_norms = norm(family.norms.before_mixer), norm(family.norms.after_mixer)
-        self._feed_forward_norms = norm(family.norms.before_feed_forward), norm(family.norms.after_feed_forward)
+        before = family.norms.before_feed_forward if norms_feed_forward else ""
+        self._feed_forward_norms = norm(before), norm(family.norms.after_feed_forward)
         self._residuals = config.scaling.residuals
         self._clips_sums = family.clips_sums
 
@@ -88,6 +95,8 @@ class DecoderGraph:
         self._composition = composition
         self._geometry = config.geometry()
         self._table = reader.embedding("model.embed_tokens")
+        width = config.variety.input_width if config.variety else 0
+        self._layer_inputs = LayerInputs(config, family, reader, width) if width else None
         ropes = _ropes(config, composition)
         self._layers = [
             _read_layer(config, family, reader, composition, ropes, layer) for layer in range(config.layers)
@@ -149,6 +158,8 @@ class DecoderGraph:
         x = self._table(tokens)
         if scaling.embeddings != 1.0:
             x = x * scaling.embeddings
+        if self._layer_inputs is not None:
+            step.layer_inputs = self._layer_inputs(tokens, x)
         for layer in self._layers:
             x = layer(x, step)
         return self._norm(x)
@@ -166,7 +177,7 @@ class DecoderGraph:
     def close(self) -> None:
         """Release the weights."""
         self._layers.clear()
-        del self._table, self._head
+        del self._table, self._head, self._layer_inputs
 
 
 def _read_layer(
@@ -176,12 +187,21 @@ def _read_layer(
     composition: Composition,
     ropes: Mapping[RopeConfig | None, Rope | None],
     layer: int,
-) -> DecoderLayer:
+) -> Layer:
     """Layer number `layer`: the place where its mixer and its feed-forward are chosen."""
     module = f"model.layers.{layer}"
     mixer = _read_mixer(config, family, reader, composition, ropes[config.layer_ropes[layer]], layer)
     feed_forward = _read_feed_forward(config, family, reader, composition, layer=layer)
-    return DecoderLayer(config, family, reader, module=module, mixer=mixer, feed_forward=feed_forward)
+    inner = DecoderLayer(
+        config,
+        family,
+        reader,
+        module=module,
+        mixer=mixer,
+        feed_forward=feed_forward,
+        norms_feed_forward=not isinstance(feed_forward, ParallelFeedForward),
+    )
+    return ConditionedLayer(inner, config, family, reader, module=module, layer=layer) if family.varied else inner
 
 
 def _read_mixer(
@@ -197,6 +217,9 @@ def _read_mixer(
             layer=layer,
             norm_eps=config.norm_eps,
         )
+    if config.variety is not None and rope is not None:
+        kind = VariedAttention if config.donor(layer) == layer else BorrowingAttention
+        return kind(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
     return SelfAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
 
 
@@ -205,6 +228,10 @@ def _read_feed_forward(
 ) -> FeedForward:
     module = f"model.layers.{layer}"
     if config.mixture is not None and family.mixture is not None and layer in config.mixture.layers:
+        if family.mixture.beside:
+            return ParallelFeedForward(
+                config.mixture, family.mixture, config, family, reader, composition, layer=module
+            )
         return RoutedFeedForward(config.mixture, family.mixture, family, reader, composition, layer=module)
     kind = GatedFeedForward if family.gated else PlainFeedForward
     return kind(reader, family, f"{module}.mlp", composed=composition.composes_exponentials)

@@ -61,15 +61,7 @@ class ForeignState:
         """Bytes reserved, padding included."""
         return sum(array.nbytes for array in self.arrays())
 
-    def attend(
-        self,
-        queries: mx.array,  # noqa: ARG002 - the Protocol's parameters
-        keys: mx.array,  # noqa: ARG002
-        values: mx.array,  # noqa: ARG002
-        *,
-        scale: float,  # noqa: ARG002
-        softcap: float = 0.0,  # noqa: ARG002
-    ) -> NoReturn:
+    def append(self, keys: mx.array, values: mx.array) -> NoReturn:  # noqa: ARG002 - the Protocol's parameters
         """Never: a foreign graph attends by itself."""
         raise GraphContractError("the state of a foreign graph does not attend")
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.artifacts.mixtures import expert_tensors
+from engine.artifacts.mixtures import BESIDE_NORMS, expert_tensors, module_of
 from engine.contracts.errors import ConfigurationError
-from engine.models.parts import GatedFeedForward
+from engine.models.parts import GatedFeedForward, RmsNorm, read_norm
 from engine.ops.activations import gated
 from engine.ops.experts import GatedExperts, Routing, route_by_scores, route_by_shares
 
 if TYPE_CHECKING:
+    from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
     from engine.contracts.composition import Composition
@@ -41,7 +42,7 @@ class RoutedFeedForward:
             ConfigurationError: dense experts would be held in 16 bits on a CPU, for which there is no product.
             ArtifactError: what the reader says.
         """
-        module = f"{layer}.{record.module}"
+        module = module_of(record, layer)
         self._mixture = mixture
         self._weighing = record.weighing
         self._router = reader.linear(f"{module}.{record.router}")
@@ -62,6 +63,43 @@ class RoutedFeedForward:
         if self._weighing == "scores":
             return route_by_scores(scores, self._mixture.chosen)
         return route_by_shares(scores, self._mixture.chosen, normalised=self._mixture.normalised)
+
+
+class ParallelFeedForward:
+    """A dense feed-forward and routed experts side by side, each between norms of its own.
+
+    The router sees the stream before any of those norms, normed and scaled in its own way.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        record: MixtureRecord,
+        config: ModelConfig,
+        family: Family,
+        reader: WeightReader,
+        composition: Composition,
+        *,
+        layer: str,
+    ) -> None:
+        """Take the weights of `layer` from `reader`; raises what `RoutedFeedForward` does."""
+        self._chosen = mixture.chosen
+        self._dense = GatedFeedForward(reader, family, f"{layer}.mlp", composed=composition.composes_exponentials)
+        self._before_dense = read_norm(reader, config, family, f"{layer}.{family.norms.before_feed_forward}")
+        self._after_dense, self._before_experts, self._after_experts = (
+            read_norm(reader, config, family, f"{layer}.{name}") for name in BESIDE_NORMS
+        )
+        self._router = reader.linear(f"{layer}.{record.router}")
+        self._router_norm = RmsNorm(reader.vector(f"{layer}.router.scale") * config.hidden_size**-0.5, config.norm_eps)
+        self._expert_scales = reader.vector(f"{layer}.router.per_expert_scale")
+        self._experts = read_experts(mixture, record, family, reader, composition, module=module_of(record, layer))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Return [1, T, hidden] of `x` [1, T, hidden]."""
+        dense = self._after_dense(self._dense(self._before_dense(x)))
+        chosen = route_by_scores(self._router(self._router_norm(x))[0], self._chosen)
+        routing = Routing(chosen.experts, chosen.weights * self._expert_scales[chosen.experts])
+        return dense + self._after_experts(self._experts(self._before_experts(x)[0], routing)[None])
 
 
 class SharedExpert:

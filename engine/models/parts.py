@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
+from engine.contracts.errors import GraphContractError
 from engine.ops.activations import activation, gated
 from engine.ops.attention import PackedAttention
 from engine.ops.packed_recurrence import PackedRecurrence
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Step:
     """One packed step: its rows' stretches, their attention, and each rotation once."""
 
-    __slots__ = ("_positions", "_recurrence", "_rotations", "attention", "segments")
+    __slots__ = ("_positions", "_recurrence", "_rotations", "attention", "layer_inputs", "segments")
 
     def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float) -> None:
         """Scores get the factor `scale` and the bound `softcap` in every layer."""
@@ -35,6 +36,7 @@ class Step:
         self._positions = _positions(segments)
         self._rotations: dict[Rope, Rotation] = {}
         self._recurrence: PackedRecurrence | None = None
+        self.layer_inputs: mx.array | None = None
 
     def rotation(self, rope: Rope) -> Rotation:
         """How `rope` rotates the step's tokens."""
@@ -47,6 +49,19 @@ class Step:
         if self._recurrence is None:
             self._recurrence = PackedRecurrence(self.segments, sizes)
         return self._recurrence
+
+    def layer_input(self, layer: int) -> mx.array:
+        """The vectors [1, T, width] that `layer` gets of the step's tokens besides, once `layer_inputs` is set."""
+        if self.layer_inputs is None:
+            raise GraphContractError("the step has no inputs of layers")
+        return self.layer_inputs[:, :, layer]
+
+
+class Layer(Protocol):
+    """One layer of a graph."""
+
+    def __call__(self, x: mx.array, step: Step) -> mx.array:
+        """The step's tokens `x` [1, T, hidden] after this layer."""
 
 
 class Mixer(Protocol):

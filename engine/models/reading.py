@@ -137,8 +137,10 @@ class WeightReader:
         self._settle([array])
         return array
 
-    def finish(self) -> None:
+    def finish(self, unused: Sequence[str] = ()) -> None:
         """Wait for all values, check that every stored tensor was used, and let go of the files.
+
+        Full matches of the patterns in `unused` need not be.
 
         Raises:
             ArtifactError: what the store says.
@@ -146,7 +148,7 @@ class WeightReader:
         if self._unpacker is not None:
             self._unpacker.settle()
         self.close()
-        self._store.audit()
+        self._store.audit(unused)
 
     def close(self) -> None:
         """Let go of threads and buffers, whether or not all was read; again is harmless."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.artifacts.family_shapes import unused_tensors
 from engine.models.decoder import DecoderGraph
 
 if TYPE_CHECKING:
@@ -21,5 +22,5 @@ def build_graph(config: ModelConfig, reader: WeightReader, composition: Composit
     """
     reader.tile_rows(composition.row_tile_tokens)
     graph = DecoderGraph(config, reader, composition)
-    reader.finish()
+    reader.finish(unused_tensors(config))
     return graph

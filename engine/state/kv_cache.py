@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.cache import capacity_for, window_capacity
+from engine.state.held_keys import CodedKeys
 from engine.state.plain_codec import PlainCodec
 from engine.state.snapshots import check_snapshot, take_snapshot
 
@@ -30,19 +31,6 @@ class Conversion:
 
     codec: KvCodec
     start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """See `engine.contracts.cache.HeldKeys`."""
-
-    codec: KvCodec
-    parts: Sequence[mx.array]
-    window: int
-
-    def attend(self, queries: mx.array, *, scale: float, softcap: float = 0.0) -> mx.array:
-        """See `engine.contracts.cache.HeldKeys.attend`."""
-        return self.codec.attend(queries, self.parts, scale=scale, softcap=softcap, window=self.window)
 
 
 class KvCache:
@@ -86,12 +74,12 @@ class KvCache:
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
     ) -> mx.array:
-        """Append, then attend causally. See `engine.contracts.cache.Cache.attend`."""
+        """Append `keys`, `values` [1, Hkv, L, D], then attend with `queries` [1, H, L, D], causally."""
         return self.append(keys, values).attend(queries, scale=scale, softcap=softcap)
 
-    def append(self, keys: mx.array, values: mx.array) -> Held:
+    def append(self, keys: mx.array, values: mx.array) -> CodedKeys:
         """See `engine.contracts.cache.Cache.append`."""
-        held = Held(self._codec, self._append(self._codec.encode(keys, values)), self._window)
+        held = CodedKeys(self._codec, self._append(self._codec.encode(keys, values)), self._window)
         if self._window and self._capacity > window_capacity(self._window):
             self._move(min(self._held, self._window - 1), 0)
         return held

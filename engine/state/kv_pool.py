@@ -235,7 +235,7 @@ class PooledKvCache:
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
     ) -> mx.array:
-        """A table step of this row alone. See `engine.contracts.cache.Cache.attend`."""
+        """Append, then attend causally, in a table step of this row alone."""
         length = keys.shape[2]
         place = self.place_for(length)
         step = place.table.plan([TableMember(slot=place.slot, start=0, length=length, offset=self._offset)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.snapshot import LayerSnapshot
+from engine.state.held_keys import CodedKeys
 from engine.state.snapshots import check_cut, refuse_empty
 
 if TYPE_CHECKING:
@@ -44,12 +45,15 @@ class PagedKvCache:
     def attend(
         self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
     ) -> mx.array:
-        """Append, then attend causally. See `engine.contracts.cache.Cache.attend`."""
+        """Append `keys`, `values` [1, Hkv, L, D], then attend with `queries` [1, H, L, D], causally."""
+        return self.append(keys, values).attend(queries, scale=scale, softcap=softcap)
+
+    def append(self, keys: mx.array, values: mx.array) -> CodedKeys:
+        """See `engine.contracts.cache.Cache.append`."""
         self._append(mx.concatenate([keys, values], axis=1))
         pieces = [block.array[:, :, :used] for block, used in zip(self._blocks, self._used, strict=True)]
         joined = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
-        parts = [joined[:, : keys.shape[1]], joined[:, keys.shape[1] :]]
-        return self._codec.attend(queries, parts, scale=scale, softcap=softcap, window=0)
+        return CodedKeys(self._codec, [joined[:, : keys.shape[1]], joined[:, keys.shape[1] :]])
 
     def place_for(self, tokens: int) -> None:
         """Nowhere: the row attends by itself."""

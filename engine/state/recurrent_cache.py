@@ -53,12 +53,6 @@ class RecurrentCache:
         self._now = (tail, matrices)
         self._offset += tokens
 
-    def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, softcap: float = 0.0
-    ) -> NoReturn:
-        """A recurrent layer has no keys to attend to, so this is never called."""
-        raise NotImplementedError("a recurrent layer holds no keys")
-
     def append(self, keys: mx.array, values: mx.array) -> NoReturn:
         """A recurrent layer holds no keys, so this is never called."""
         raise NotImplementedError("a recurrent layer holds no keys")

@@ -75,9 +75,10 @@ def refuse_unreadable_storage(declaration: GraphDeclaration, geometry: GraphGeom
 
 def _refuse_unknown_layers(scheme: AffineLayersKv, geometry: GraphGeometry) -> None:
     for entry in scheme.layers:
-        if entry.layer >= geometry.layers:
+        if entry.layer >= geometry.state_layers:
+            kept = "layers" if geometry.state_layers == geometry.layers else "layers that keep keys"
             raise ConfigurationError(
-                SETTING, f"kv_config.json lists layer {entry.layer} of a model with {geometry.layers} layers"
+                SETTING, f"kv_config.json lists layer {entry.layer} of a model with {geometry.state_layers} {kept}"
             )
 
 

@@ -132,7 +132,7 @@ def test_states_of_other_kinds_and_empty_ones_are_refused(model):
     with pytest.raises(ValueError, match="kind 'plain'"):
         binding.cache_builder.restore([other], 3)
     with pytest.raises(GraphContractError, match="does not attend"):
-        state.attend(mx.zeros(1), mx.zeros(1), mx.zeros(1), scale=1.0)
+        state.append(mx.zeros(1), mx.zeros(1))
     assert state.place_for(3) is None
 
 

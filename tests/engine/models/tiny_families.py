@@ -83,6 +83,21 @@ GRANITE = (
     }
 )
 
+GEMMA4 = (
+    SIZES
+    | EPS
+    | {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 16,
+        "sliding_window_pattern": 2,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB,
+        "use_double_wide_mlp": False,
+    }
+)
 EXPERTS = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -268,6 +283,29 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "a linear layer at the end, keys shared by all": {"num_hidden_layers": 3, "linear_num_key_heads": 1},
             "biases, multi-head": MULTI_HEAD | {"attention_bias": True},
             "experts": EXPERTS | {"shared_expert_intermediate_size": 64},
+        },
+    ),
+    "gemma4_text": TinyFamily(
+        plain=GEMMA4,
+        cases={
+            "sizes of their own in full layers, inputs of their own": {},
+            "shared keys and values, wide when shared": {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
+            "shared, not wide, multi-query, no inputs of their own": MULTI_QUERY
+            | {"num_kv_shared_layers": 3, "num_hidden_layers": 6, "hidden_size_per_layer_input": 0},
+            "keys as values, own number of them": {"attention_k_eq_v": True, "num_global_key_value_heads": 1},
+            "experts beside dense feed-forwards": {
+                "enable_moe_block": True,
+                "num_experts": 5,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 32,
+                "hidden_size_per_layer_input": 0,
+            },
+            "listed kinds, untied, own cap": UNTIED
+            | {
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "final_logit_softcapping": 9.0,
+                "num_kv_shared_layers": 2,
+            },
         },
     ),
 }
