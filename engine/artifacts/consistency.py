@@ -6,6 +6,7 @@ scheme, overrides that name nothing, and widths that contradict the packed sizes
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.family_shapes import expected_shapes
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from engine.artifacts.tensor_header import TensorHeader
 
 HEAD_WEIGHT: Final = "lm_head.weight"
+_ALWAYS_DROPPED: Final = (re.compile(r".*\.rotary_emb\.inv_freq"),)
+_DROPPED_WHEN_TIED: Final = (re.compile(r"lm_head\..*"),)
 _WORD_BITS: Final = 32
 _MOST_LISTED: Final = 12
 _CONFIG: Final = "config.json"
@@ -107,6 +110,19 @@ def _check_overrides(config: ModelConfig, tensors: Mapping[str, TensorHeader]) -
             raise CorruptArtifactError(
                 _CONFIG, f"quantization of {module} is {scheme}, and it is stored without scales"
             )
+
+
+def drop_rules(config: ModelConfig) -> tuple[re.Pattern[str], ...]:
+    """Full matches are tensors that no graph needs: rotary tables, and the output head of a tied model."""
+    return (*_ALWAYS_DROPPED, *(_DROPPED_WHEN_TIED if config.tie_word_embeddings else ()))
+
+
+def surplus_tensors(config: ModelConfig, tensors: Mapping[str, TensorHeader]) -> list[str]:
+    """Names of tensors that the family has no use for, and that no rule drops: loading will refuse them."""
+    rules = drop_rules(config)
+    used = set(expected_shapes(config, tensors))
+    used |= {f"{name.removesuffix('.weight')}.{part}" for name in used for part in ("scales", "biases")}
+    return [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in rules)]
 
 
 def listed(names: Sequence[str]) -> str:

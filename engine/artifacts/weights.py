@@ -7,12 +7,12 @@ than what the graph holds; `audit` then proves that the graph left nothing behin
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from engine.artifacts import gguf_blocks
-from engine.artifacts.consistency import listed, logical_shape, scheme_of
+from engine.artifacts.consistency import drop_rules, listed, logical_shape, scheme_of
 from engine.artifacts.model_files import require_regular
 from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
 from engine.contracts.errors import (
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from engine.artifacts.artifact import Artifact
 
 __all__ = ["DenseTensor", "QuantizedTensor", "StoredTensor", "WeightStore", "dense"]
-
-_ALWAYS_DROPPED: Final = (re.compile(r".*\.rotary_emb\.inv_freq"),)
-_DROPPED_WHEN_TIED: Final = (re.compile(r"lm_head\..*"),)
 
 
 class WeightStore:
@@ -114,9 +111,7 @@ class WeightStore:
         Raises:
             UnsupportedArtifactError: the graph has no use for some tensors; up to 12 are named.
         """
-        rules = [*_ALWAYS_DROPPED, *map(re.compile, extra_drops)]
-        if self._artifact.config.tie_word_embeddings:
-            rules += _DROPPED_WHEN_TIED
+        rules = [*drop_rules(self._artifact.config), *map(re.compile, extra_drops)]
         unused = [name for name in self._left if not any(rule.fullmatch(name) for rule in rules)]
         if unused:
             family = self._artifact.config.model_type

@@ -10,13 +10,8 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.families import FAMILIES
-from engine.contracts.graph import (
-    LINEAR_ATTENTION,
-    AdapterCapability,
-    GraphDeclaration,
-    KvCapability,
-    SpeculationCapability,
-)
+from engine.contracts.graph import LINEAR_ATTENTION
+from engine.models import declarations
 from engine.models.gated_delta_mixer import GatedDeltaMixer
 from engine.models.layer_inputs import ConditionedLayer, LayerInputs
 from engine.models.mixture import ParallelFeedForward, RoutedFeedForward
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphGeometry, PackedSegment
+    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment
     from engine.contracts.rope import RopeConfig
     from engine.models.parts import FeedForward, Layer, Mixer
     from engine.models.reading import WeightReader
@@ -112,19 +107,8 @@ class DecoderGraph:
 
     @property
     def graph_capabilities(self) -> GraphDeclaration:
-        """What the graph promises: nothing that no request can ask of it yet."""
-        return GraphDeclaration(
-            adapters=AdapterCapability(batched=False, mountable=False),
-            kv=KvCapability(delayed_affine="ordinary"),
-            speculation=SpeculationCapability(
-                adapters=False,
-                logprobs=False,
-                affine_kv=False,
-                turbo_kv=False,
-                external_tokens=False,
-                grammar_proposals=False,
-            ),
-        )
+        """What the graph promises."""
+        return declarations.DECODER
 
     @property
     def geometry(self) -> GraphGeometry:

@@ -17,7 +17,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.contracts.errors import UnsupportedArtifactError
-from engine.contracts.graph import AdapterCapability, GraphDeclaration, SpeculationCapability
+from engine.models import declarations
 from engine.models.foreign_state import ForeignState, ForeignStates
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from engine.artifacts.artifact import Artifact
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphGeometry, PackedSegment
+    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment
     from engine.runtime.policy import ComputeDtype, LayoutPolicy
 
 _LONGEST_REASON_CHARACTERS = 300
@@ -51,19 +51,8 @@ class ForeignGraph:
 
     @property
     def graph_capabilities(self) -> GraphDeclaration:
-        """One row at a time, and nothing that reaches into the graph."""
-        return GraphDeclaration(
-            packed_segments=False,
-            adapters=AdapterCapability(batched=False, mountable=False),
-            speculation=SpeculationCapability(
-                adapters=False,
-                logprobs=False,
-                affine_kv=False,
-                turbo_kv=False,
-                external_tokens=False,
-                grammar_proposals=False,
-            ),
-        )
+        """What the graph promises."""
+        return declarations.FOREIGN
 
     @property
     def geometry(self) -> GraphGeometry:

@@ -1,7 +1,8 @@
-"""`mlx-stream models`: fetch models by name, list what there is, and predict the memory that they take."""
+"""`mlx-stream models`: fetch models, list what there is, and explain one or predict its memory without loading it."""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,9 @@ from rich.table import Table
 from engine.contracts.errors import EngineError
 from engine.contracts.memory import MemoryLoad
 from engine.execution import catalogue
+from service.cli.inspecting import report_as_json, show_report
 from service.cli.progress import ProgressLine
+from service.cli.terminal import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +31,7 @@ _STAGES: Final[Mapping[Stage, str]] = {
 
 @click.group()
 def models() -> None:
-    """Fetch models, list what is there, predict their memory."""
+    """Fetch models, list what is there, explain them, predict their memory."""
 
 
 @models.command()
@@ -49,6 +52,28 @@ def list_() -> None:
     for entry in catalogue.list_models():
         table.add_row(*_row(entry))
     Console(soft_wrap=True).print(table)
+
+
+@models.command(name="inspect")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a page.")
+def inspect_(name: str, as_json: bool) -> None:
+    """Explain NAME without loading it: an alias, a folder, a GGUF file, or a repository that is on this machine.
+
+    The exit code is 1 when it cannot be served, and the page then says why.
+    """
+    from engine.execution import inspection  # slow to import, and no other command needs it
+
+    try:
+        report = inspection.inspect_model(name)
+    except EngineError as error:
+        raise click.ClickException(harmless(str(error))) from error
+    if as_json:
+        report_as_json(report, sys.stdout)
+    else:
+        show_report(report, Console())
+    if report.problems:
+        raise click.exceptions.Exit(1)
 
 
 @models.command()

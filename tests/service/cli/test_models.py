@@ -1,5 +1,8 @@
 """`mlx-stream models`: what a user sees, and one clear line when it cannot be done."""
 
+import json
+
+import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 
@@ -74,3 +77,51 @@ def test_an_estimate_is_made_from_headers(tmp_path):
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
     assert "dtype" in run("estimate", str(tmp_path / "tiny"), "--dtype", "int4").output
+
+
+def test_an_inspection_is_a_page_for_people(tmp_path):
+    tiny_model.write(tmp_path / "m")
+    result = run("inspect", str(tmp_path / "m"))
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].strip() == "m"
+    told = dict(line.split(None, 1) for line in lines[1 : lines.index("")])
+    assert told["family"].strip() == "llama (a folder)"
+    assert told["layers"].strip() == "2 (2 full)"
+    assert told["chat"].strip() == "has a template"
+    assert any(line.split()[:2] == ["mlp.up_proj", "F32"] for line in lines)
+
+
+def test_an_inspection_is_json_for_tools(tmp_path):
+    tiny_model.write(tmp_path / "m")
+    result = run("inspect", str(tmp_path / "m"), "--json")
+    report = json.loads(result.stdout)
+    assert report["geometry"]["layers"] == 2
+    assert report["text"]["has_chat_template"] is True
+    assert report["storage"]["forms"][0]["form"] == "F32"
+    assert result.exit_code == 0
+
+
+def test_a_model_that_cannot_be_served_is_explained_with_a_failing_exit(tmp_path):
+    tiny_model.write(tmp_path / "m")
+    (tmp_path / "m/tokenizer.json").unlink()
+    result = run("inspect", str(tmp_path / "m"))
+    assert result.exit_code == 1
+    assert "cannot be served: " in result.stdout
+    assert "tokenizer.json" in result.stdout
+    (tmp_path / "m/config.json").write_text("{")
+    result = run("inspect", str(tmp_path / "m"))
+    assert result.exit_code == 1
+    assert result.stderr.strip() == "Error: m/config.json: is not JSON"
+
+
+def test_what_files_say_cannot_drive_the_terminal(tmp_path):
+    tiny_model.write(tmp_path / "m")
+    path = tmp_path / "m/model.safetensors"
+    tensors = mx.load(str(path)) | {"\x1b[2Jevil [bold]x": mx.zeros((2, 2))}
+    mx.eval(tensors)
+    mx.save_safetensors(str(path), tensors)
+    result = run("inspect", str(tmp_path / "m"))
+    assert "\x1b" not in result.stdout
+    assert "evil [bold]x" in result.stdout
+    assert result.exit_code == 1

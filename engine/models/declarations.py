@@ -1,0 +1,25 @@
+"""What the kinds of graphs promise, apart from the graphs, so that it can be told without one. Imports no mlx."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.contracts.graph import AdapterCapability, GraphDeclaration, KvCapability, SpeculationCapability
+
+_NO_ADAPTERS: Final = AdapterCapability(batched=False, mountable=False)
+_NO_SPECULATION: Final = SpeculationCapability(
+    adapters=False,
+    logprobs=False,
+    affine_kv=False,
+    turbo_kv=False,
+    external_tokens=False,
+    grammar_proposals=False,
+)
+
+DECODER: Final = GraphDeclaration(
+    adapters=_NO_ADAPTERS, kv=KvCapability(delayed_affine="ordinary"), speculation=_NO_SPECULATION
+)
+"""Our decoder graph: nothing that no request can ask of it yet."""
+
+FOREIGN: Final = GraphDeclaration(packed_segments=False, adapters=_NO_ADAPTERS, speculation=_NO_SPECULATION)
+"""A graph of mlx-lm: one row at a time, and nothing that reaches into the graph."""
