@@ -38,10 +38,10 @@ class SelfAttention:
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden]; appends their keys and values."""
         heads, rotated_heads = self._heads, self._heads + self._kv_heads
-        product = self._query_key_value(x)[0]
+        product = self._query_key_value(x)
         gate = None
         if self._gates:
-            product, gate = self._parted(product)
+            product, gate = self._parted(product.reshape(-1, product.shape[-1]))
         joined = product.reshape(-1, rotated_heads + self._kv_heads, 1, self._head_dim)
         rotated = (
             self._normed(joined[:, :heads], joined[:, heads:rotated_heads])
