@@ -126,6 +126,7 @@ class Batch:
         self._jobs = Scheduler[Job](stepper.limits)
         self._step: _Step | None = None
         self._suspects: dict[Job, int] = {}
+        self._left: list[Job] = []
         self._failed_together: frozenset[Job] = frozenset()
         self.step_seconds = 0.0
 
@@ -148,6 +149,13 @@ class Batch:
             EngineFailedError: the device no longer works; every job is still here.
         """
         started = self._clock()
+        try:
+            self._step_on()
+        finally:
+            self._keep_states()
+        self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
+
+    def _step_on(self) -> None:
         self._tell([*self._drop_aborted(), *self._admit()])
         before, self._step = self._step, None
         failed = self._start_next(before)
@@ -157,7 +165,6 @@ class Batch:
             failed = unread or failed  # what followed a failed step never had a chance: one incident, one trial
         if failed is not None:
             self._tell(self._isolate(failed))
-        self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
 
     def settle(self) -> None:
         """Wait for a step that nobody needs any more, so that nothing runs while the engine rests."""
@@ -213,8 +220,6 @@ class Batch:
         except Exception:
             return self._noted(targets)
         self._step = _Step(pending, targets)
-        for job in targets:
-            self._prefixes.watch(job.row, job.prefix)
         return None
 
     def _plan(self, before: _Step | None) -> list[tuple[Job, int]]:
@@ -310,10 +315,27 @@ class Batch:
         return _events(job, [], finished)
 
     def _leave(self, job: Job, *, keep: bool) -> None:
+        """Take `job` out. A state that may be worth keeping is let go of at the end of the round."""
         self._jobs.remove(job)
         self._suspects.pop(job, None)
-        if keep and job.row.caches:
+        if keep and job.prefix is not None and job.row.caches:
+            self._left.append(job)
+        else:
+            self._let_go(job)
+
+    def _keep_states(self) -> None:
+        """Keep states of rows that have ended or read their prompt.
+
+        It waits for the step in hand, so it comes when everybody has been told of the one before.
+        """
+        left, self._left = self._left, []
+        for job in left:
             self._prefixes.keep(job.row, job.prefix, self._room_bytes)
+            self._let_go(job)
+        for job in () if self._step is None else self._step.targets:
+            self._prefixes.watch(job.row, job.prefix)
+
+    def _let_go(self, job: Job) -> None:
         self._prefixes.forget(job.row)
         job.row.close()
         self._stepper.ended()

@@ -175,6 +175,23 @@ def test_after_a_round_trip_over_the_disk(rows, tmp_path, shared):
     rows.keeper.close()
 
 
+def test_everybody_is_told_before_a_state_is_taken(rows, monkeypatch):
+    """Taking a state waits for the step in hand, which no stream must feel."""
+    told_at, taken = [], rows.keeper._taken
+
+    def watched(*given):
+        told_at.append(len(rows.told))
+        return taken(*given)
+
+    monkeypatch.setattr(rows.keeper, "_taken", watched)
+    job, _ = rows.submit(text(1, 300))
+    rows.finish()
+    assert len(rows.ends()) == 1
+    assert len(told_at) == (1 if rows.use.is_exact else 2)
+    assert told_at[-1] == len(rows.told) or rows.use.is_exact
+    assert job.row.caches == []
+
+
 def test_rows_that_fail_leave_nothing(rows, monkeypatch):
     rows.answer(text(5, 40))
     held = list(rows.store)
