@@ -21,6 +21,7 @@ from benchmarks.serving.environments import MLX_LM, REPOSITORY, SMG_SERVICER, Wo
 from benchmarks.serving.gaps import measure_gaps
 from benchmarks.serving.loads import (
     measure_decode,
+    measure_lent,
     measure_load,
     measure_single,
     measure_stock,
@@ -51,6 +52,7 @@ MEASURES: dict[str, Measure] = {
     "delivery": measure_delivery,
     "leaving": measure_leaving,
     "decode": measure_decode,
+    "lent": measure_lent,
     "stock": measure_stock,
 }
 

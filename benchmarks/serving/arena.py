@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Someone = TypeVar("Someone", bound="Contestant")
-Blas = Literal["ours", "plain", "stock"]
+Blas = Literal["plain", "shim", "stock"]
+LENT = "with our shim"
 
 OURS = "mlx-stream"
 IN_PROCESS = "engine in process"
@@ -71,7 +72,7 @@ class Arena:
                 IN_PROCESS: self.new_engine_worker,
                 MLX_LM: self.new_mlx_lm,
                 SMG: self.new_smg,
-                STREAM_GENERATE: lambda: self.new_stream_generate("ours"),
+                STREAM_GENERATE: self.new_stream_generate,
             }
             await self.admit(makers[name]())
         return self._present[name]
@@ -149,8 +150,8 @@ class Arena:
         command = [sys.executable, "-m", "benchmarks.serving.engine_worker", self._model, str(self.workshop.state)]
         return Worker(IN_PROCESS, self._spawn(IN_PROCESS, command, speaks=True))
 
-    def new_mlx_lm(self, name: str = MLX_LM, *, blas: Blas = "ours", options: tuple[str, ...] = ()) -> MlxLmServer:
-        """mlx_lm.server on the exported weights."""
+    def new_mlx_lm(self, name: str = MLX_LM, *, blas: Blas = "plain", options: tuple[str, ...] = ()) -> MlxLmServer:
+        """mlx_lm.server on the exported weights, over the OpenBLAS that we use."""
         port = free_port()
         where = ["--model", str(self.workshop.model), "--host", LOOPBACK, "--port", str(port)]
         command = [*self._peer(str(self.workshop.mlx_lm), blas, "mlx_lm.server:main"), *where, *options]
@@ -160,12 +161,11 @@ class Arena:
         """The smg MLX servicer on the exported weights."""
         port = free_port()
         where = ["--model", str(self.workshop.model), "--host", LOOPBACK, "--port", str(port)]
-        command = [*self._peer(str(self.workshop.smg), "ours", "smg_grpc_servicer.mlx.server:main"), *where]
+        command = [*self._peer(str(self.workshop.smg), "plain", "smg_grpc_servicer.mlx.server:main"), *where]
         return SmgServer(SMG, self._spawn(SMG, command), port, self.prompts.ids)
 
-    def new_stream_generate(self, blas: Blas) -> Worker:
+    def new_stream_generate(self, name: str = STREAM_GENERATE, *, blas: Blas = "plain") -> Worker:
         """mlx-lm's own loop for one request."""
-        name = STREAM_GENERATE if blas == "ours" else f"{STREAM_GENERATE}, {blas} BLAS"
         target = "benchmarks.serving.mlx_lm_worker:main"
         command = [*self._peer(str(self.workshop.mlx_lm), blas, target), str(self.workshop.model)]
         return Worker(name, self._spawn(name, command, speaks=True))

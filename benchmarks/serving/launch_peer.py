@@ -1,7 +1,8 @@
 """Runs a peer inside this process after its BLAS was put in place; executed by the peer's own interpreter.
 
-`launch_peer BLAS STATE MODULE:FUNCTION ARGUMENTS...`, where BLAS is "ours" (exactly what our runtime does), "plain"
-(the same library, without our way around its slow products of few rows) or "stock" (what the peer's own install does).
+`launch_peer BLAS STATE MODULE:FUNCTION ARGUMENTS...`, where BLAS is "plain" (the library that we use, with its own
+threads), "shim" (exactly what our runtime does, our ways around that library included) or "stock" (what the peer's
+own install does).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from engine.runtime.blas import default_openers
+from engine.runtime.blas_library import BlasUnusableError
 from engine.runtime.blas_shim import LoadedShim
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
@@ -22,8 +25,22 @@ def put_blas_in_place(kind: str, state: Path) -> None:
     runtime = prepare_runtime(RuntimeSettings(cache_directory=state / "cache", device="cpu"))
     shim = LoadedShim.of_this_process()
     if kind == "plain" and shim is not None:
-        shim.tune(few_rows=0, threads=shim.threads, label=shim.label)
+        pass_products_on(shim)
     sys.stderr.write(f"BLAS ({kind}): {runtime.info.blas}\n")
+
+
+def pass_products_on(shim: LoadedShim) -> None:
+    """Leave nothing of the shim but the way through it, and give the library behind it its threads back."""
+    for opener in default_openers().values():
+        try:
+            library = opener()
+        except BlasUnusableError:
+            continue
+        if library.describe() == shim.label:
+            library.set_threads(shim.threads, shim.threads)
+            shim.tune(few_rows=0, threads=1, label=shim.label)
+            return
+    raise SystemExit(f"{shim.label} is not there to be lent")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Many streams at once: rates and time to first token at each size of load, all contestants in turns.
 
 `load` is a table of sizes; `decode` the rate while everybody decodes; `transport` our server against our engine in
-process, `single` one stream against mlx-lm's own loop, and `stock` the peer as its Linux install comes.
+process, `single` one stream against mlx-lm's own loop, `lent` a peer that was lent our shim, and `stock` the peer as
+its Linux install comes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.serving.arena import IN_PROCESS, MLX_LM, OURS, PROMPT_TOKENS, SMG, STREAM_GENERATE, Arena
+from benchmarks.serving.arena import IN_PROCESS, LENT, MLX_LM, OURS, PROMPT_TOKENS, SMG, STREAM_GENERATE, Arena
 from benchmarks.serving.timeline import summarize_load
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 
 NEW_TOKENS = 32
+STOCK = f"{MLX_LM}, stock install"
 SERVERS = (OURS, IN_PROCESS, MLX_LM, SMG)
 
 
@@ -49,21 +51,32 @@ async def measure_transport(arena: Arena) -> Records:
 
 
 async def measure_single(arena: Arena) -> Records:
-    """One stream against `stream_generate`, which gets our BLAS with and without the way around few-row products."""
+    """One stream against `stream_generate` over the same OpenBLAS, and over our shim in front of it."""
     contestants = [await arena.contestant(name) for name in (OURS, IN_PROCESS, STREAM_GENERATE)]
-    plain = arena.new_stream_generate("plain")
-    await arena.admit(plain)
+    lent = arena.new_stream_generate(f"{STREAM_GENERATE}, {LENT}", blas="shim")
+    await arena.admit(lent)
     try:
         rounds = 2 if arena.quick else 8
-        return await in_turns(arena, [*contestants, plain], [(1, PROMPT_TOKENS, NEW_TOKENS)], rounds)
+        return await in_turns(arena, [*contestants, lent], [(1, PROMPT_TOKENS, NEW_TOKENS)], rounds)
     finally:
-        arena.dismiss(plain)
+        arena.dismiss(lent)
+
+
+async def measure_lent(arena: Arena) -> Records:
+    """16 streams against mlx_lm.server with our shim in front of its OpenBLAS: what is left without our products."""
+    ours = await arena.contestant(OURS)
+    lent = arena.new_mlx_lm(f"{MLX_LM}, {LENT}", blas="shim")
+    await arena.admit(lent)
+    try:
+        return await in_turns(arena, [ours, lent], [(16, PROMPT_TOKENS, NEW_TOKENS)], 1 if arena.quick else 2)
+    finally:
+        arena.dismiss(lent)
 
 
 async def measure_stock(arena: Arena) -> Records:
     """The peer's stock Linux install multiplies with the BLAS inside mlx; it is slow, so it gets one short load."""
     ours = await arena.contestant(OURS)
-    stock = arena.new_mlx_lm(f"{MLX_LM}, stock install", blas="stock")
+    stock = arena.new_mlx_lm(STOCK, blas="stock")
     await arena.admit(stock, warm=False)
     try:
         load = (1, PROMPT_TOKENS, 4) if arena.quick else (4, PROMPT_TOKENS, NEW_TOKENS)

@@ -17,8 +17,9 @@ WIDTH = 120
 HOW = """\
 Every contestant ran on the same machine, in one run, in turns that begin with another contestant each round; while
 one had its turn the others were stopped processes. All multiply the same float32 weights (SmolLM2-135M) with the same
-OpenBLAS, brought up in the same way, our shim for products of few rows included, so that the peers profit from it
-too. Requests are greedy, prompts are distinct, and all generate to the limit. Hosts drift: read ratios, not absolutes.
+OpenBLAS, put in front of mlx in the same way. Ours goes through a shim that has ways of its own for products of few
+rows and for threads (decision 0001); the peers' goes straight through, unless it says that they were lent the shim.
+Requests are greedy, prompts are distinct, and all generate to the limit. Hosts drift: read ratios, not absolutes.
 `mlx_lm.server` sends text, which it may hold back by a token; it counts from its first text on."""
 
 

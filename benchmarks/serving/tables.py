@@ -31,6 +31,7 @@ def tables_of(results: Results) -> list[Table]:
         load_table(results, "decode", "Decoding: 8-token prompts, 48 new tokens, greedy"),
         load_table(results, "transport", "gRPC and the engine in process, back to back"),
         load_table(results, "single", "One stream"),
+        load_table(results, "lent", "mlx_lm.server with our shim in front of its OpenBLAS"),
         load_table(results, "stock", "The stock Linux install of mlx_lm.server"),
         gap_table(results),
         cancel_table(results),
