@@ -1,4 +1,4 @@
-"""Sampling through the front door: a row is the same in any company, its echo repeats it, and its faults are its own."""
+"""Sampling through the front door: a row is the same in any company, its echo repeats it, its faults are its own."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Where the rules coincide, mlx-lm's sampler is the oracle; decision 0005 lists where they differ on purpose."""
+"""Where the rules coincide, mlx-lm's sampler is the oracle; decision 0007 lists where they differ on purpose."""
 
 import functools
 
