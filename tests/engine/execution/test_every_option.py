@@ -30,7 +30,8 @@ from tests.engine.execution.driving import run, settings, tokens
 
 GREEDY: Mapping[str, Any] = MappingProxyType({"max_tokens": 16, "eos_token_ids": ()})
 DRAWN: Mapping[str, Any] = MappingProxyType({**GREEDY, "temperature": 1.5, "seed": 5})
-PROMPT = tokens(2, 9)
+PROMPT = tokens(3, 20)
+COLD, WARM = CacheOptions(bypass=True), CacheOptions()
 LONG_PROMPT = tokens(2, 40)
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
 
@@ -44,6 +45,7 @@ class Outcome:
     finish_reason: str
     matched_stop: str
     logprobs: tuple[object, ...]
+    cached_tokens: int
     widths: tuple[int, ...]
 
 
@@ -71,7 +73,7 @@ def hlg(curve: Any, **first: Any) -> Pair:
 SHAPER = HlgShaper(window=4.0, max_brightness=6.0)
 TOE = HlgShaper(window=3.0, max_brightness=15.0, x_m=0.95, y_m=0.9, x_floor=0.4, y_floor=0.2)
 GAPS = HlgShaper(window=12.0, target_gap=5.0)
-SOFT = HlgParametric(gain=0.7, width=0.5, shoulder=1.0, toe=1.0, pivot_offset=2.0)
+SOFT = HlgParametric(gain=2.0, width=0.5, shoulder=1.0, toe=1.0, pivot_offset=2.0)
 PAIRS: dict[str, list[Pair]] = {
     "max_tokens": [Pair({"max_tokens": 3})],
     "eos_token_ids": [Pair(lambda first: {"eos_token_ids": (first.ids[2],)})],
@@ -133,7 +135,7 @@ PAIRS: dict[str, list[Pair]] = {
     "xtc_probability": [Pair({"xtc_probability": 1.0, "xtc_threshold": 0.01})],
     "xtc_threshold": [Pair({"xtc_threshold": 0.01}, {**DRAWN, "xtc_probability": 1.0, "xtc_threshold": 0.1})],
     "xtc_special_tokens": [
-        Pair(lambda first: {"xtc_special_tokens": tuple(range(259))}, {**DRAWN, "xtc_probability": 1.0})
+        Pair({"xtc_special_tokens": tuple(range(259))}, {**DRAWN, "xtc_probability": 1.0, "xtc_threshold": 0.01})
     ],
     "logprobs": [Pair({"logprobs": True}, seen="logprobs"), Pair({"logprobs": True}, GREEDY, seen="logprobs")],
     "top_logprobs": [
@@ -158,6 +160,13 @@ SHARING = ("cache", "cache_session_id")
 
 
 @pytest.fixture
+async def engine(folder, tmp_path):
+    """One that keeps the states of prompts."""
+    async with storing(folder, tmp_path, None) as engine:
+        yield engine
+
+
+@pytest.fixture
 def widths(monkeypatch):
     """Widths of each row's units, by the row."""
     seen: dict[Row, list[int]] = {}
@@ -171,9 +180,9 @@ def widths(monkeypatch):
     return seen
 
 
-async def outcome(engine, widths, options):
-    """Run one request to its end, without the states of others."""
-    asked = GenerateOptions(cache=CacheOptions(bypass=True), **options)
+async def outcome(engine, widths, options, cache=COLD):
+    """Run one request to its end, by default without the states of others."""
+    asked = GenerateOptions(cache=cache, **options)
     generation = await engine.generate(GenerationRequest(prompt=PROMPT, options=asked))
     shown, text = [], ""
     while not isinstance(event := await asyncio.wait_for(generation.next_event(), 30), GenerationFinished):
@@ -186,6 +195,7 @@ async def outcome(engine, widths, options):
         finish_reason=event.finish_reason.value,
         matched_stop=event.matched_stop,
         logprobs=tuple(token.logprobs for token in shown),
+        cached_tokens=event.stats.cached_tokens,
         widths=tuple(widths.get(generation._row, ())),
     )
 
@@ -214,7 +224,7 @@ def test_every_parameter_of_a_tone_curve_has_a_pair():
 
 
 @pytest.mark.parametrize("name", PAIRS)
-async def test_an_option_changes_the_result_alone_and_in_company(engine, widths, name):
+async def test_an_option_changes_the_result_alone_in_company_and_with_a_known_prompt(engine, widths, name):
     for pair in PAIRS[name]:
         first = await outcome(engine, widths, pair.first)
         second = await outcome(engine, widths, pair.second(first))
@@ -227,6 +237,10 @@ async def test_an_option_changes_the_result_alone_and_in_company(engine, widths,
         assert [one.text for one in company[1:3]] == [first.text, second.text], pair
         for beside, alone in zip(company[1:3], (first, second), strict=True):
             assert numbers(beside) == pytest.approx(numbers(alone), abs=1e-4), pair
+    await outcome(engine, widths, pair.first, WARM)
+    warm = await outcome(engine, widths, pair.second(first), WARM)
+    assert warm.cached_tokens > 0
+    assert (warm.ids, warm.text) == (second.ids, second.text)
 
 
 @pytest.mark.parametrize("name", REFUSED)
