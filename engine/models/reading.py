@@ -25,6 +25,7 @@ from engine.ops.linear import (
     TiledLinear,
     build_linear,
     join_biases,
+    multiplies_packed,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class WeightReader:
         self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
         self._row_tile_tokens: int | None = None
+        self._tried_forms: set[tuple[int, int, str]] = set()
         self._dequantizer = Dequantizer()
         fills = unpack_kernel is not None and layout.dequantize and layout.compute_dtype == "float32"
         self._unpacker = Unpacker(unpack_kernel) if unpack_kernel is not None and fills else None
@@ -187,6 +189,7 @@ class WeightReader:
             return DenseWeight(dense(tensor, self._dtype))
         if self._layout.dequantize:
             return DenseWeight(self._unpacked(tensor))
+        self._require_product(tensor)
         affine = tensor.mode == "affine"  # other modes keep their own kind of scales
         return QuantizedWeight(
             weight=tensor.weight,
@@ -196,6 +199,17 @@ class WeightReader:
             group_size=tensor.group_size,
             mode=tensor.mode,
         )
+
+    def _require_product(self, tensor: QuantizedTensor) -> None:
+        """Try each form out once, so that one without a kernel is refused by name before anything is served."""
+        form = (tensor.bits, tensor.group_size, tensor.mode)
+        if form not in self._tried_forms and not multiplies_packed(*form):
+            raise UnsupportedArtifactError(
+                self._store.name,
+                f"its weights of {tensor.mode} {tensor.bits}-bit, groups of {tensor.group_size}, "
+                "are of a form that the installed mlx cannot multiply on this device",
+            )
+        self._tried_forms.add(form)
 
     def _stack(self, names: Sequence[str]) -> Weight:
         parts = [self._weight(self._store.take(name)) for name in names]

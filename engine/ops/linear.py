@@ -165,6 +165,22 @@ class TiledLinear:
         return joined[:, :tokens]
 
 
+def multiplies_packed(bits: int, group_size: int, mode: str) -> bool:
+    """Whether the library has a product with matrices of this form on the device; tried on one group of each row."""
+    try:
+        weight, scales, biases = (*mx.quantize(mx.ones((32, 128)), group_size=group_size, bits=bits, mode=mode), None)[
+            :3
+        ]
+        mx.eval(
+            mx.quantized_matmul(
+                mx.ones((1, 128)), weight, scales, biases, transpose=True, group_size=group_size, bits=bits, mode=mode
+            )
+        )
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
 def build_linear(
     weights: Sequence[Weight], biases: Sequence[mx.array | None], *, pretranspose: bool
 ) -> DenseLinear | QuantizedLinear | StackedLinear:
