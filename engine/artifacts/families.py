@@ -94,17 +94,7 @@ GEMMA3: Final = replace(
     sliding="pattern",
     embedding_scale="root_bfloat16",
     clips_sums=True,
-    prefixes={
-        "language_model.model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-        "model.language_model.": "model.",
-    },
-    dropped=(
-        "vision_tower.",
-        "multi_modal_projector.",
-        "model.vision_tower.",
-        "model.multi_modal_projector.",
-    ),
+    multimodal=True,
 )
 
 PHI3: Final = Family(
@@ -213,12 +203,8 @@ QWEN3_5: Final = Family(
     mixture=MixtureRecord(shared="shared_expert"),
     recurrent=True,
     gates_attention=True,
-    prefixes={
-        "language_model.model.": "model.",
-        "language_model.lm_head.": "lm_head.",
-        "model.language_model.": "model.",
-    },
-    dropped=("vision_tower.", "model.visual.", "mtp.", "language_model.mtp.", "model.language_model.mtp."),
+    multimodal=True,
+    dropped=("mtp.", "language_model.mtp.", "model.language_model.mtp."),
 )
 # The text half; vision and audio towers beside it are not served.
 GEMMA4: Final = Family(
@@ -262,19 +248,7 @@ GEMMA4: Final = Family(
         beside=True,
     ),
     varied=True,
-    prefixes=GEMMA3.prefixes,
-    dropped=tuple(
-        prefix + part
-        for prefix in ("", "model.")
-        for part in (
-            "vision_tower.",
-            "multi_modal_projector.",
-            "audio_tower.",
-            "embed_audio.",
-            "embed_vision.",
-            "vision_embedder.",
-        )
-    ),
+    multimodal=True,
 )
 
 FAMILIES: Final[Mapping[str, Family]] = {

@@ -57,8 +57,8 @@ class Family:
         embedding_scale: the factor on embeddings where no `embedding_multiplier` is stated: the root of their size,
             perhaps rounded to bfloat16.
         clips_sums: whether sums in float16 are kept within its range, which this family's activations leave.
-        prefixes: beginnings of stored tensor names, and what they stand for.
-        dropped: beginnings of stored tensor names that belong to parts which are not served.
+        multimodal: whether its checkpoints may be the text half of multimodal ones, towers beside it.
+        dropped: beginnings of names of other stored tensors that are not served.
         mixture: how layers hold experts, where they do.
         recurrent: whether layers may attend linearly, by the gated delta rule.
         varied: whether layers may differ in more than their kind: sizes, shared keys and values, inputs of their own;
@@ -84,7 +84,7 @@ class Family:
     sliding: Sliding = "stated"
     embedding_scale: Literal["one", "root", "root_bfloat16"] = "one"
     clips_sums: bool = False
-    prefixes: Mapping[str, str] = field(default_factory=dict)
+    multimodal: bool = False
     dropped: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None
     recurrent: bool = False

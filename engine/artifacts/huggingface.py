@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from engine.artifacts.canonical_names import canonical_name
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.fields import Fields, read_object
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
+_NESTED: Final = "text_config"
 
 
 def read_config(
@@ -149,23 +151,17 @@ def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, Tens
     Raises:
         CorruptArtifactError: two tensors have one name.
     """
-    family = _family(text_fields(Fields(CONFIG_FILE, document)))
+    top = Fields(CONFIG_FILE, document)
+    family, nested = _family(text_fields(top)), _NESTED in top
     found: dict[str, TensorHeader] = {}
     for stored, header in tensors.items():
-        if stored.startswith(family.dropped):
+        name = canonical_name(family, stored, nested=nested)
+        if name is None:
             continue
-        name = _canonical(family, stored)
         if name in found:
             raise CorruptArtifactError(header.file.name, f"holds {name} twice: as {found[name].name} and as {stored}")
         found[name] = header
     return found
-
-
-def _canonical(family: Family, name: str) -> str:
-    for prefix, meaning in family.prefixes.items():
-        if name.startswith(prefix):
-            return meaning + name.removeprefix(prefix)
-    return name
 
 
 def _quantization(fields: Fields, family: Family) -> QuantizationConfig | None:
@@ -174,9 +170,9 @@ def _quantization(fields: Fields, family: Family) -> QuantizationConfig | None:
     if stated is None:
         return None
     overrides = {
-        _canonical(family, name): scheme
-        for name, scheme in stated.overrides.items()
-        if not name.startswith(family.dropped)
+        name: scheme
+        for stored, scheme in stated.overrides.items()
+        if (name := canonical_name(family, stored, nested=_NESTED in fields)) is not None
     }
     return replace(stated, overrides=overrides)
 
@@ -190,7 +186,7 @@ def check_token_ids(file: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def text_fields(top: Fields) -> Fields:
     """The top level with everything that `text_config` states laid over it."""
-    nested = top.fields("text_config")
+    nested = top.fields(_NESTED)
     return top if nested is None else top.overlaid(nested)
 
 

@@ -98,7 +98,7 @@ def _apart(name: str) -> str:
         "a vector of each token for every layer": family.varied,
         "routed experts": family.mixture is not None,
         "and one for every token": family.mixture is not None and bool(family.mixture.shared),
-        "tensors of a multimodal checkpoint, vision dropped": bool(family.dropped),
+        "text half of multimodal checkpoints": family.multimodal,
     }
     return ", ".join(fact for fact, holds in facts.items() if holds) or "the plain form"
 

@@ -5,6 +5,7 @@ bits, save where a layer slides, since mlx-lm's rotating cache then adds in anot
 tokens are computed in chunks.
 """
 
+import copy
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models import mistral3
 
 from tests.engine.models import tiny_families, tiny_llama
 from tests.engine.models.packed import forward, logits_of, relative_difference
@@ -126,6 +128,20 @@ def test_a_graph_holds_what_its_files_hold(written, family, case):
     folder, oracle = written(family, case)
     held = sum(array.nbytes for _, array in tree_flatten(oracle.model.parameters()))
     assert tiny_llama.bind(folder).weights_bytes == held
+
+
+@pytest.mark.parametrize("tower", ["vision_tower.", "model.vision_tower.", "multi_modal_projector."])
+def test_the_text_half_of_a_multimodal_checkpoint_is_served_in_every_family(tmp_path, tower):
+    """As Mistral Small 3 is stored: its text model is a mistral."""
+    text = tiny_families.config_of("mistral", {"head_dim": 32})
+    config = {"model_type": "mistral3", "text_config": text}
+    model = mistral3.Model(mistral3.ModelArgs.from_dict(copy.deepcopy(config)))
+    tiny_families.save(tmp_path, model, config)
+    tensors = dict(tree_flatten(model.parameters())) | {f"{tower}patch.weight": mx.ones((4, 4))}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    prompt = tiny_llama.random_prompt(1, 20)
+    wanted = tiny_llama.Oracle(model).logits(prompt)
+    assert relative_difference(logits_of(tiny_llama.bind(tmp_path), prompt), wanted) < ROUNDING
 
 
 def test_gemma3_stays_within_float16(tmp_path):
