@@ -182,6 +182,10 @@ class ScriptedModels(model_pb2_grpc.ModelServiceServicer):
         turns = [f"{turn.role}: {''.join(part.text for part in turn.content)}" for turn in request.chat.messages]
         return model_pb2.RenderChatResponse(text="\n".join(turns))
 
+    async def EstimateMemory(self, request: Any, context: Context) -> Any:  # type: ignore[override]  # noqa: N802
+        tokens = request.prompt_tokens + request.max_tokens
+        return model_pb2.EstimateMemoryResponse(kv_bytes=request.rows * tokens, fits=True)
+
 
 class ScriptedServer:
     """A running server: where it listens, what it saw, and its health."""

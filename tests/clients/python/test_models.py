@@ -48,6 +48,11 @@ async def test_a_conversation_is_rendered(client: mlxstream.AsyncClient) -> None
     assert (await client.render_chat(messages)).text == "system: Be brief.\nuser: Hi there"
 
 
+async def test_memory_is_estimated_for_every_row(client: mlxstream.AsyncClient) -> None:
+    assert (await client.estimate_memory(prompt_tokens=30, max_tokens=10, rows=4)).kv_bytes == 160
+    assert (await client.estimate_memory(prompt_tokens=30)).kv_bytes == 30
+
+
 async def test_abort_tells_whether_something_was_running(client: mlxstream.AsyncClient) -> None:
     assert (await client.abort(request_id="r1")).status == ABORT_STATUS_ABORTED
     assert (await client.abort(generation_id="unknown")).status == ABORT_STATUS_NOT_RUNNING

@@ -21,6 +21,8 @@ from mlxstream.v1.delivery_pb2 import DeliveryOptions
 from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest
 from mlxstream.v1.model_pb2 import (
     DetokenizeRequest,
+    EstimateMemoryRequest,
+    EstimateMemoryResponse,
     GetModelRequest,
     ListModelsRequest,
     ModelInfo,
@@ -194,6 +196,13 @@ class AsyncClient:
         """The text and the token ids that `stream` would run for a conversation."""
         request = RenderChatRequest(chat=chat_prompt(messages), model=model)
         return await self._call(self._connected().models.RenderChat, request)
+
+    async def estimate_memory(
+        self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, model: str = ""
+    ) -> EstimateMemoryResponse:
+        """The memory that `rows` generations of this size would take at the same time, and whether they fit."""
+        request = EstimateMemoryRequest(model=model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows)
+        return await self._call(self._connected().models.EstimateMemory, request)
 
     async def model(self, name: str = "") -> ModelInfo:
         """What is known about a model; "" means the served one."""

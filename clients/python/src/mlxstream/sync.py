@@ -21,7 +21,7 @@ from mlxstream.stream import AsyncTextStream, Item, Iteration
 from mlxstream.v1.delivery_pb2 import DeliveryOptions
 from mlxstream.v1.event_pb2 import Finished, Started
 from mlxstream.v1.generation_pb2 import AbortResponse, GenerateResponse
-from mlxstream.v1.model_pb2 import ModelInfo, ModelSummary, RenderChatResponse
+from mlxstream.v1.model_pb2 import EstimateMemoryResponse, ModelInfo, ModelSummary, RenderChatResponse
 from mlxstream.v1.result_pb2 import GenerateStats
 
 Result = TypeVar("Result")
@@ -301,6 +301,14 @@ class Client:
     def render_chat(self, messages: Messages, *, model: str = "") -> RenderChatResponse:
         """The text and the token ids that `stream` would run for a conversation."""
         return self._background.run(self._client.render_chat(messages, model=model))
+
+    def estimate_memory(
+        self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, model: str = ""
+    ) -> EstimateMemoryResponse:
+        """The memory that `rows` generations of this size would take at the same time, and whether they fit."""
+        return self._background.run(
+            self._client.estimate_memory(prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, model=model)
+        )
 
     def model(self, name: str = "") -> ModelInfo:
         """What is known about a model; "" means the served one."""
