@@ -8,102 +8,30 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import EngineFailedError, GenerationFailedError
 from engine.contracts.events import TokensGenerated
 from engine.contracts.results import FinishReason
-from engine.execution.scheduler import Limits, Scheduler
+from engine.execution.job import Job
+from engine.execution.scheduler import Scheduler
 from engine.generation.row import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from engine.contracts.cache import Cache
     from engine.contracts.errors import EngineError
-    from engine.contracts.events import GenerationEvent, GenerationStarted
-    from engine.contracts.prefix import PrefixUse
+    from engine.contracts.events import GenerationEvent
     from engine.contracts.results import SampledToken
     from engine.execution.delivery import Mailbox
-    from engine.execution.prefixes import PrefixKeeper
-    from engine.generation.row import Row
+    from engine.execution.job import Pending, Stepper
 
 logger = logging.getLogger(__name__)
 
 STEP_SECONDS_DECAY: Final = 0.95
 
 Told = list[tuple["Mailbox", "GenerationEvent"]]
-
-
-class Pending(Protocol):
-    """A step that was started and not read yet."""
-
-    def may_follow(self, row: Row) -> bool:
-        """Whether `row` may take part in the next step before this one is read."""
-
-    def read(self) -> list[SampledToken | RowFault | None]:
-        """Wait; for each row its sampled token, why it has none, or None while none is due."""
-
-
-class Stepper(Protocol):
-    """What the batch drives once a model is resident. Every call comes from the engine thread."""
-
-    @property
-    def limits(self) -> Limits:
-        """What may be held and done at once."""
-
-    @property
-    def prefixes(self) -> PrefixKeeper:
-        """States that rows can begin with."""
-
-    def make_caches(self) -> list[Cache]:
-        """Fresh state for one row."""
-
-    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> Pending:
-        """Start a step that advances `rows` by one unit each; those also in `after` must be allowed to follow it."""
-
-    def ended(self) -> None:
-        """A generation has ended, on whatever path; never raises."""
-
-    def probe(self) -> None:
-        """Run a small generation of its own; raises when the device no longer works."""
-
-    def resume(self) -> None:
-        """Work begins after a time without any."""
-
-    def rest(self) -> None:
-        """No work is left for now: give back what is held for speed only."""
-
-    def close(self) -> None:
-        """Release the model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
-    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`."""
-
-    row: Row
-    mailbox: Mailbox
-    started: GenerationStarted
-    caller: str = ""
-    priority: int = 0
-    predicted_bytes: int = 0
-    prefix: PrefixUse | None = None
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether prompt tokens remain."""
-        return self.row.is_prefilling
-
-    @property
-    def unfed_tokens(self) -> int:
-        """Prompt tokens that remain."""
-        return self.row.unfed_tokens
-
-    def next_width(self, limit_tokens: int) -> int:
-        """Tokens of the next unit."""
-        return self.row.next_width(limit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +120,7 @@ class Batch:
     def _admit(self) -> Told:
         admitted = self._jobs.admit(self._begin)
         self._prefixes.make_room(self._room_bytes)
-        return [(job.mailbox, _started(job)) for job in admitted]
+        return [(job.mailbox, job.admitted()) for job in admitted]
 
     def _begin(self, job: Job) -> None:
         warm = self._prefixes.begin(job.row, job.prefix, self._room_bytes - job.predicted_bytes)
@@ -339,12 +267,6 @@ class Batch:
         self._prefixes.forget(job.row)
         job.row.close()
         self._stepper.ended()
-
-
-def _started(job: Job) -> GenerationStarted:
-    """What the caller is told, now that it is known with how much of its prompt the row began."""
-    cached_tokens = job.row.cached_tokens
-    return replace(job.started, cached_tokens=cached_tokens) if cached_tokens else job.started
 
 
 def _events(job: Job, events: Sequence[GenerationEvent], finished: GenerationEvent | None) -> Told:

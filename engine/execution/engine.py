@@ -23,8 +23,8 @@ from engine.contracts.errors import (
 )
 from engine.contracts.results import FinishReason
 from engine.execution.accepting import Acceptance, accept
-from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.job import Job
 from engine.execution.resident import Resident, find_files, load_on_engine_thread, open_text
 from engine.execution.state_room import estimate
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.artifacts.pulling import PullProgress
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
-    from engine.execution.batch import Stepper
+    from engine.execution.job import Stepper
     from engine.execution.text_model import TextModel
 
 logger = logging.getLogger(__name__)

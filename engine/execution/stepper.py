@@ -31,7 +31,7 @@ TRIAL_TOKENS = (3, 1)
 
 
 class PackedStepper:
-    """See `engine.execution.batch.Stepper`."""
+    """See `engine.execution.job.Stepper`."""
 
     def __init__(
         self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits, prefixes: PrefixKeeper

@@ -16,8 +16,8 @@ from engine.execution.batch import Batch, new_correlation_id
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.execution.batch import Job, Stepper
     from engine.execution.delivery import Dispatcher
+    from engine.execution.job import Job, Stepper
 
 logger = logging.getLogger(__name__)
 

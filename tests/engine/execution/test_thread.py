@@ -16,8 +16,8 @@ from engine.contracts.errors import (
 )
 from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
-from engine.execution.batch import Job
 from engine.execution.delivery import Dispatcher, Mailbox
+from engine.execution.job import Job
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scheduler import Limits
 from engine.execution.thread import EngineThread

@@ -10,7 +10,8 @@ from engine.contracts.cancellation import AbortController, AbortReason
 from engine.contracts.events import GenerationFinished, GenerationStarted
 from engine.contracts.options import ResolvedOptions
 from engine.contracts.prefix import PrefixUse
-from engine.execution.batch import Batch, Job
+from engine.execution.batch import Batch
+from engine.execution.job import Job
 from engine.execution.prefixes import BOUNDARY_TOKENS, PrefixKeeper
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper

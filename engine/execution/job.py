@@ -1,0 +1,93 @@
+"""What the batch handles: jobs, and the stepper that it drives for them. No policy and no array is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.events import GenerationStarted
+    from engine.contracts.prefix import PrefixUse
+    from engine.contracts.results import SampledToken
+    from engine.execution.delivery import Mailbox
+    from engine.execution.prefixes import PrefixKeeper
+    from engine.execution.scheduler import Limits
+    from engine.generation.row import Row, RowFault
+
+
+class Pending(Protocol):
+    """A step that was started and not read yet."""
+
+    def may_follow(self, row: Row) -> bool:
+        """Whether `row` may take part in the next step before this one is read."""
+
+    def read(self) -> list[SampledToken | RowFault | None]:
+        """Wait; for each row its sampled token, why it has none, or None while none is due."""
+
+
+class Stepper(Protocol):
+    """What the batch drives once a model is resident. Every call comes from the engine thread."""
+
+    @property
+    def limits(self) -> Limits:
+        """What may be held and done at once."""
+
+    @property
+    def prefixes(self) -> PrefixKeeper:
+        """States that rows can begin with."""
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+
+    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> Pending:
+        """Start a step that advances `rows` by one unit each; those also in `after` must be allowed to follow it."""
+
+    def ended(self) -> None:
+        """A generation has ended, on whatever path; never raises."""
+
+    def probe(self) -> None:
+        """Run a small generation of its own; raises when the device no longer works."""
+
+    def resume(self) -> None:
+        """Work begins after a time without any."""
+
+    def rest(self) -> None:
+        """No work is left for now: give back what is held for speed only."""
+
+    def close(self) -> None:
+        """Release the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`."""
+
+    row: Row
+    mailbox: Mailbox
+    started: GenerationStarted
+    caller: str = ""
+    priority: int = 0
+    predicted_bytes: int = 0
+    prefix: PrefixUse | None = None
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens remain."""
+        return self.row.is_prefilling
+
+    @property
+    def unfed_tokens(self) -> int:
+        """Prompt tokens that remain."""
+        return self.row.unfed_tokens
+
+    def next_width(self, limit_tokens: int) -> int:
+        """Tokens of the next unit."""
+        return self.row.next_width(limit_tokens)
+
+    def admitted(self) -> GenerationStarted:
+        """What the caller is told, now that it is known with how much of its prompt the row began."""
+        cached_tokens = self.row.cached_tokens
+        return replace(self.started, cached_tokens=cached_tokens) if cached_tokens else self.started
