@@ -59,6 +59,8 @@ def parse_variety(fields: Fields, kinds: tuple[str, ...], *, heads: int, kv_head
         input_width=_whole(fields, "hidden_size_per_layer_input"),
         input_vocab_size=fields.count("vocab_size_per_layer_input", fields.count("vocab_size")),
     )
+    if variety.input_width and variety.input_vocab_size < fields.count("vocab_size"):
+        raise fields.bad("vocab_size_per_layer_input", "must be at least vocab_size")
     own = kinds[: len(kinds) - variety.sharing_layers]
     lonely = next((kind for kind in kinds if kind not in own), None)
     if variety.sharing_layers >= len(kinds) or lonely is not None:

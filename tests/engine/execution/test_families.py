@@ -13,10 +13,25 @@ from tests.engine.execution.driving import run, settings, tokens
 from tests.engine.models import tiny_families, tiny_llama
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "olmo2", "qwen3_5"])
-async def test_streams_in_company_are_mlx_lms_greedy_ids(tmp_path, family):
-    changes = next(iter(tiny_families.FAMILIES[family].cases.values()))
-    config = tiny_families.config_of(family, {**changes, "vocab_size": tiny_model.VOCAB})
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [
+        ("gemma2", 0),
+        ("gemma3_text", 0),
+        ("phi3", 0),
+        ("olmo2", 0),
+        ("qwen3_5", 0),
+        ("qwen3_5", 5),
+        ("mixtral", 0),
+        ("qwen3_moe", 2),
+        ("gemma4_text", 1),
+        ("gemma4_text", 4),
+    ],
+)
+async def test_streams_in_company_are_mlx_lms_greedy_ids(tmp_path, family, case):
+    changes = list(tiny_families.FAMILIES[family].cases.values())[case]
+    rows = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), tiny_model.VOCAB)
+    config = tiny_families.config_of(family, {**changes, **rows})
     model = tiny_families.build(family, config)
     tiny_families.save(tmp_path / family, model, config)
     tiny_model.byte_tokenizer().save(str(tmp_path / family / "tokenizer.json"))

@@ -18,6 +18,7 @@ from engine.generation.row import Row, RowFault
 from engine.models.foreign_state import ForeignStates
 from engine.sampling.mass import log_softmax
 from engine.state.kv_pool import KvPool
+from engine.state.recurrent_cache import RecurrentCache
 from tests.engine.models import tiny_llama
 
 
@@ -191,6 +192,22 @@ class NearTiesOfOneSum(NearTies):
         return mx.where(total > 3, self.plain, 0) * mx.ones((1, segment.length, 1))
 
 
+class NearTiesOfRecurrence(NearTies):
+    """The same over recurrent states, of which each row keeps the one before: whoever fed a 7 strays for good."""
+
+    def hidden(self, tokens, segments):
+        parts, start = [], 0
+        for segment in segments:
+            (cache,) = segment.caches
+            held = cache.read()
+            fed = tokens[:, start : start + segment.length].astype(mx.float32).sum()
+            total = fed if held is None else held[1] + fed
+            cache.write(mx.zeros((1,)), total, tokens=segment.length)
+            parts.append(mx.where(total > 3, self.plain, 0) * mx.ones((1, segment.length, 1)))
+            start += segment.length
+        return mx.concatenate(parts, axis=1)
+
+
 def bound(graph, caches, *, packed=True):
     """A binding of a graph that nothing is known of but how it is stepped."""
     return MlxAutoregressiveBinding(
@@ -202,7 +219,7 @@ def bound(graph, caches, *, packed=True):
         prefill_policy=None,
         eos_token_ids=(),
         weights_bytes=0,
-        cache_builder=SimpleNamespace(make_caches=caches.make_caches, converts=False),
+        cache_builder=SimpleNamespace(make_caches=getattr(caches, "make_caches", None), converts=False),
         experts=None,
     )
 
@@ -229,6 +246,18 @@ def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
     assert found == wanted
     assert overlapped > 0
     assert pool.nbytes == 0
+
+
+def test_recurrent_rows_take_a_wrong_guess_back_and_never_wait_for_it():
+    graph = bound(NearTiesOfRecurrence(plain=7), None)
+
+    def rows():
+        return [row([RecurrentCache()], [1, 2]), row([RecurrentCache()], [3])]
+
+    assert waiting(graph, rows()) == [[0] * 9] * 2
+    found, overlapped = ahead(graph, rows())
+    assert found == [[0] * 9] * 2
+    assert overlapped > 0
 
 
 def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it():

@@ -139,7 +139,8 @@ def test_sharing_layers_read_what_their_donors_have_quantized(tmp_path):
         ({"use_double_wide_mlp": False}, CorruptArtifactError, r"layers\.[345]\.mlp\.\w+\.weight has the shape"),
         ({"global_head_dim": 16}, CorruptArtifactError, "self_attn.* has the shape"),
         ({"hidden_size_per_layer_input": 16}, CorruptArtifactError, "per_layer.* has the shape"),
-        ({"vocab_size_per_layer_input": 5}, CorruptArtifactError, r"embed_tokens_per_layer\.weight has the shape"),
+        ({"vocab_size_per_layer_input": 98}, CorruptArtifactError, r"embed_tokens_per_layer\.weight has the shape"),
+        ({"vocab_size_per_layer_input": 96}, CorruptArtifactError, "vocab_size_per_layer_input must be at least vocab"),
         (
             {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
             CorruptArtifactError,
