@@ -51,9 +51,9 @@ RENAMED: Final = frozenset(
         "xverse",
     }
 )
-_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
 _HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim", "dim")
-_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num")
 _HEAD_DIM: Final = ("head_dim", "attention_head_dim", "kv_channels")
 _CONTEXT: Final = (
@@ -90,7 +90,8 @@ def read_foreign_config(folder: Path, document: Mapping[str, object]) -> ModelCo
     generation = Fields(GENERATION_CONFIG_FILE, read_generation(folder))
     layers = _count(fields, _LAYERS, most=MOST_LAYERS)
     hidden_size = _count(fields, _HIDDEN)
-    heads = _count(fields, _HEADS, 1)
+    kv_heads = _count(fields, _KV_HEADS, _count(fields, _HEADS, 1))
+    heads = _count(fields, _HEADS, kv_heads)
     ends = (top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"), generation.token_ids("eos_token_id"))
     begins = fields.token_ids("bos_token_id")
     vocab_size = fields.count("vocab_size")
@@ -102,7 +103,7 @@ def read_foreign_config(folder: Path, document: Mapping[str, object]) -> ModelCo
         intermediate_size=0,
         layers=layers,
         heads=heads,
-        kv_heads=_count(fields, _KV_HEADS, heads),
+        kv_heads=kv_heads,
         head_dim=_count(fields, _HEAD_DIM, max(1, hidden_size // heads)),
         context_length=_count(fields, _CONTEXT, UNSTATED_CONTEXT_TOKENS),
         norm_eps=0.0,
@@ -132,6 +133,11 @@ def _require_architecture(name: str) -> None:
 
 
 def _count(fields: Fields, names: tuple[str, ...], default: int | None = None, **bounds: int) -> int:
-    """The first of `names` that is stated, else `default`, else the refusal for the first."""
+    """The first of `names` that is stated, else `default`, else the refusal for the first.
+
+    Where each layer has a number of its own, the largest stands for all.
+    """
     stated = next((name for name in names if name in fields), names[0])
+    if isinstance(fields.raw(stated), list) and (numbers := fields.numbers(stated)):
+        return Fields(fields.file, {stated: int(max(numbers))}).count(stated, **bounds)
     return fields.count(stated, default, **bounds)

@@ -273,10 +273,15 @@ def test_the_names_that_mlx_lm_changes_are_known():
 
 def test_sizes_are_read_under_the_names_that_files_use(tmp_path):
     (tmp_path / "m").mkdir()
-    (tmp_path / "m/config.json").write_text(
-        '{"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 6, "n_positions": 99, "vocab_size": 10}'
-    )
+    gpt2 = '{"model_type": "gpt2", "n_layer": 3, "n_embd": 48, "n_head": 6, "n_positions": 99, "vocab_size": 10}'
     mx.save_safetensors(str(tmp_path / "m/model.safetensors"), {"wte.weight": mx.zeros((10, 48))})
+    (tmp_path / "m/config.json").write_text(
+        '{"model_type": "openelm", "num_transformer_layers": 3, "model_dim": 48, "num_query_heads": [4, 6, 6],'
+        ' "num_kv_heads": [2, 3, 3], "head_dim": 8, "max_context_length": 99, "vocab_size": 10}'
+    )
+    geometry = open_artifact(tmp_path / "m").config.geometry()
+    assert (geometry.heads, geometry.kv_heads, geometry.layers, geometry.context_length) == (6, 3, 3, 99)
+    (tmp_path / "m/config.json").write_text(gpt2)
     geometry = open_artifact(tmp_path / "m").config.geometry()
     assert (geometry.layers, geometry.hidden_size, geometry.heads, geometry.head_dim) == (3, 48, 6, 8)
     assert (geometry.kv_heads, geometry.context_length) == (6, 99)
