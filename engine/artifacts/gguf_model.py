@@ -5,30 +5,27 @@ What a family leaves to rules is read by the same code as for a folder. Source: 
 
 from __future__ import annotations
 
-import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, SLIDING_ATTENTION, ModelConfig, union_of_ids
 from engine.artifacts.fields import Fields
 from engine.artifacts.gguf_architectures import ARCHITECTURES, EMBEDDING, HEAD, canonical_name
+from engine.artifacts.gguf_rope import FACTOR_TENSORS, rotations
 from engine.artifacts.huggingface import check_token_ids
 from engine.artifacts.layer_fields import layer_types, rotates
-from engine.artifacts.model_files import open_file
 from engine.artifacts.scaling_fields import parse_scaling
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
-from engine.contracts.rope import RopeConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from engine.artifacts.family import Family, Norm
+    from engine.artifacts.family import Norm
     from engine.artifacts.gguf import GgufHeader
     from engine.artifacts.gguf_architectures import Architecture
     from engine.artifacts.tensor_header import TensorHeader
 
-ROPE_FACTORS: Final = "rope_freqs.weight"
 _END_TOKEN_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _NORM_EPS: Final[Mapping[Norm, str]] = {
     "rms": "layer_norm_rms_epsilon",
@@ -68,8 +65,8 @@ def model_config(path: Path, header: GgufHeader) -> ModelConfig:
     facts = _facts(fields, name, architecture, layers=layers, hidden_size=hidden_size, heads=heads, head_dim=head_dim)
     known = Fields(path.name, architecture.family.defaults).overlaid(facts)
     kinds, held_kinds, window = layer_types(known, architecture.family, layers=layers, context_length=context_length)
-    rope = _rope(fields, name, header, head_dim, context_length)
-    ropes = {FULL_ATTENTION: rope, SLIDING_ATTENTION: _local(fields, name, architecture.family, rope)}
+    full, sliding = rotations(fields, name, header, head_dim=head_dim, context_length=context_length)
+    ropes = {FULL_ATTENTION: full, SLIDING_ATTENTION: sliding}
     config = ModelConfig(
         model_type=architecture.family.name,
         vocab_size=embedding.shape[0],
@@ -106,7 +103,7 @@ def canonical_tensors(header: GgufHeader) -> dict[str, TensorHeader]:
     return {
         (canonical := canonical_name(family, name)): replace(tensor, name=canonical)
         for name, tensor in header.tensors.items()
-        if name != ROPE_FACTORS
+        if name not in FACTOR_TENSORS
     }
 
 
@@ -124,18 +121,6 @@ def _facts(
         widest = layers == architecture.layers_of_widest
         facts["query_pre_attn_scalar"] = hidden_size // heads if widest else head_dim
     return Fields(fields.file, facts)
-
-
-def _local(fields: Fields, name: str, family: Family, rope: RopeConfig) -> RopeConfig:
-    """How sliding layers rotate: as all do, save in a family that gives them a θ of their own and no scaling."""
-    if "rope_local_base_freq" not in family.defaults:
-        return rope
-    return RopeConfig(
-        dims=rope.dims,
-        context_length=rope.context_length,
-        original_context_length=rope.context_length,
-        theta=fields.positive(f"{name}.rope.freq_base_swa", 10000.0),
-    )
 
 
 def _architecture(fields: Fields) -> tuple[str, Architecture]:
@@ -183,66 +168,3 @@ def _uniform(fields: Fields, key: str) -> int:
     if len(set(value)) != 1:
         raise UnsupportedArtifactError(fields.file, f"{key} that differs between layers is not supported")
     return Fields(fields.file, {key: value[0]}).count(key)
-
-
-def _rope(fields: Fields, name: str, header: GgufHeader, head_dim: int, context_length: int) -> RopeConfig:
-    scaling = f"{name}.rope.scaling."
-    rope = RopeConfig(
-        dims=fields.count(f"{name}.rope.dimension_count", head_dim),
-        context_length=context_length,
-        theta=fields.positive(f"{name}.rope.freq_base", 10000.0),
-        traditional=ARCHITECTURES[name].traditional,
-        original_context_length=fields.count(f"{scaling}original_context_length", context_length),
-    )
-    if rope.dims > head_dim or rope.dims % 2:
-        raise CorruptArtifactError(fields.file, f"rotates {rope.dims} of {head_dim} components of a head")
-    kind, factor_key = _scaling(fields, name)
-    if ROPE_FACTORS in header.tensors:
-        return _with_factors(header.tensors[ROPE_FACTORS], rope, kind)
-    if kind == "none":
-        return rope
-    if kind == "linear":
-        return replace(rope, kind="linear", factor=fields.positive(factor_key))
-    if kind == "yarn":
-        return replace(
-            rope,
-            kind="yarn",
-            factor=fields.positive(factor_key),
-            beta_fast=fields.positive(f"{scaling}yarn_beta_fast", rope.beta_fast),
-            beta_slow=fields.positive(f"{scaling}yarn_beta_slow", rope.beta_slow),
-        )
-    raise UnsupportedArtifactError(fields.file, f"rotary embedding of kind {kind!r} is not supported")
-
-
-def _scaling(fields: Fields, name: str) -> tuple[str, str]:
-    """The kind of scaling, and the key of its factor.
-
-    As llama.cpp reads it: a kind that is not stated is linear, a linear factor of 0 or 1 (or none) scales nothing,
-    and old files call the factor `rope.scale_linear`.
-    """
-    for neutral in ("attn_factor", "yarn_attn_factor"):
-        if fields.number(key := f"{name}.rope.scaling.{neutral}", 1.0) != 1.0:
-            raise UnsupportedArtifactError(fields.file, f"{key} {fields.raw(key)!r} is not supported")
-    newer, older = f"{name}.rope.scaling.factor", f"{name}.rope.scale_linear"
-    factor_key = newer if newer in fields or older not in fields else older
-    if fields.number(factor_key, 0.0) < 0:
-        raise fields.bad(factor_key, "must be at least 0")
-    kind = fields.text(f"{name}.rope.scaling.type", "linear")
-    if kind == "linear" and fields.number(factor_key, 0.0) in (0.0, 1.0):
-        kind = "none"
-    return kind, factor_key
-
-
-def _with_factors(tensor: TensorHeader, rope: RopeConfig, kind: str) -> RopeConfig:
-    """Stored factors, one per pair, stretch the plain wavelengths: "longrope" without its scaling of the input."""
-    if kind != "none" or tensor.dtype != "F32" or tensor.shape != (rope.dims // 2,):
-        raise UnsupportedArtifactError(
-            tensor.file.name,
-            f"{ROPE_FACTORS} of {tensor.dtype} {list(tensor.shape)} with {kind!r} scaling is not supported",
-        )
-    with open_file(tensor.file) as file:
-        file.seek(tensor.offset_bytes)
-        factors = struct.unpack(f"<{rope.dims // 2}f", file.read(tensor.nbytes))
-    if not all(0 < factor < float("inf") for factor in factors):
-        raise CorruptArtifactError(tensor.file.name, f"{ROPE_FACTORS} holds a factor that is no positive number")
-    return replace(rope, kind="longrope", long_factor=factors, short_factor=factors, attention_factor=1.0)

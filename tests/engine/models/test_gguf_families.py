@@ -70,7 +70,7 @@ MODELS = {
         "gemma3_text",
         {"sliding_window_pattern": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 16, "rope_theta": 1e6},
     ),
-    "phi3": ("phi3", {"partial_rotary_factor": 0.5}),
+    "phi3": ("phi3", {"partial_rotary_factor": 0.75} | tiny_families.longrope("longrope", 6)),
     "olmo2": ("olmo2", {}),
     "glm4": ("glm4", {}),
     "granite": ("granite", {"tie_word_embeddings": True}),
@@ -119,6 +119,12 @@ def write(path, architecture, model, config):
     writer.add_float32(f"{architecture}.rope.freq_base", config.get("rope_theta", theta))
     for key, field in KEYS.get(architecture, {}).items():
         writer.add_float32(f"{architecture}.{key}", config[field])
+    if "rope_scaling" in config:
+        for length in ("short", "long"):
+            factors = np.array(config["rope_scaling"][f"{length}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+        scale = np.sqrt(1 + np.log(config["max_position_embeddings"] / 32) / np.log(32))
+        writer.add_float32(f"{architecture}.rope.scaling.attn_factor", float(scale))
     for name, tensor in tree_flatten(model.parameters()):
         writer.add_tensor(stored_name(architecture, name), stored_values(architecture, name, np.array(tensor), config))
     writer.write_header_to_file()
