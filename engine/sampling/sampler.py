@@ -46,7 +46,7 @@ def sample(
     # The largest tells all: it is NaN where one logit is, inf where one is, and -inf where all are.
     tops = largest(raw)
     sound = mx.isfinite(tops)
-    processed = process(raw, draws, unread)
+    processed = process(raw, draws, unread)  # what a constraint masks is masked here, before anything is measured
     if processed is not raw:
         tops = largest(processed)
     rows = _Rows(processed, tops, draws, composed=composed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.sampling import filters
 from engine.sampling.keys import step_key
 from engine.sampling.mass import log_softmax
+from engine.sampling.sampler import sample
 from tests.engine.sampling.resolved import draw, ids
 
 VOCAB = 40
@@ -146,3 +147,35 @@ def test_a_row_whose_logits_are_not_finite_has_no_token_and_its_neighbours_have_
     draws = [draw(3, **change)] * rows.shape[0]
     wanted = [ids(sound[row : row + 1], draws[:1], composed=composed)[0] for row in (0, 1)]
     assert ids(rows, draws, composed=composed) == [wanted[0], *[None] * len(bad), 0, wanted[1]]
+
+
+@pytest.mark.parametrize("size", [VOCAB, 5000], ids=["small", "large"])
+def test_rows_that_are_not_finite_disturb_no_kind_of_neighbour(size):
+    kinds = [
+        *KINDS.values(),
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 200, "min_p": 0.01},
+        {"temperature": 0.8, "xtc_probability": 1.0, "xtc_threshold": 0.01},
+        {"curve": ((0.0, 0.0), (100.0, 100.0))},
+        {"logprobs": True, "top_logprobs": 5},
+        {"presence_penalty": 1.0, "history": (1, 2)},
+    ]
+    sound = np.random.default_rng(1).normal(size=(len(kinds), size)).astype(np.float32)
+    wanted = ids(mx.array(sound), [draw(3, **kind) for kind in kinds])
+    for value in (np.nan, np.inf, -np.inf):
+        bad = sound.copy()
+        bad[:, :: (1 if value < 0 else 7)] = value
+        rows = np.stack([sound, bad], axis=1).reshape(-1, size)
+        found = ids(mx.array(rows), [draw(3, **kind) for kind in kinds for _ in (0, 1)])
+        assert found[0::2] == wanted
+        assert found[1::2] == [None] * len(kinds)
+
+
+def test_one_array_is_read_for_all_rows_and_what_is_off_is_no_part_of_it(monkeypatch):
+    rows = mx.array(logits(5, rows=30))
+    plain = [draw(step, **kind) for step, kind in enumerate(list(KINDS.values()) * 6)]
+    told = [draw(0, logprobs=True, top_logprobs=3), *plain[1:]]
+    sampled = [sample(rows, plain), sample(rows, told)]
+    reads, real = [], np.array
+    monkeypatch.setattr(np, "array", lambda one, *rest, **how: reads.append(one) or real(one, *rest, **how))
+    assert [len(one.read()) for one in sampled] == [30, 30]
+    assert [one.size for one in reads if isinstance(one, mx.array)] == [2 * 30, 2 * 30 + 1 + 2 * 3]
