@@ -211,7 +211,7 @@ async def test_end_tokens_and_the_line_break_are_protected_by_default(whole):
     assert set(chosen(row, 40, temperature=1.0, xtc_probability=1.0, xtc_special_tokens=(0,))) == {0, 1}
 
 
-@states("and is refused beside `curve`.", "The curve (0, 0), (100, 100) changes nothing.")
+@states("Refused beside `curve`.", "The curve (0, 0), (100, 100) changes nothing.")
 async def test_a_curve_and_a_tone_curve_do_not_go_together(whole):
     options = {"curve": [{}, {"x_percent": 100, "y_percent": 100}], "hlg": {"oetf": {}}}
     _, error = await read_all(whole.generation.Generate(request([1, 2], **options)))
