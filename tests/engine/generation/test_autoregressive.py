@@ -17,8 +17,12 @@ from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.generation.row import Row, RowFault
 from engine.models.foreign_state import ForeignStates
 from engine.sampling.mass import log_softmax
+from engine.state.block_pool import BlockPool
+from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
 from engine.state.recurrent_cache import RecurrentCache
+from engine.state.paged_cache import PagedKvCache
+from engine.state.plain_codec import PlainCodec
 from tests.engine.models import tiny_llama
 
 
@@ -236,16 +240,24 @@ def test_a_state_that_cannot_step_back_is_made_anew_where_rounding_ties_scores()
     assert overlapped > 0
 
 
-def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores():
-    pool = KvPool(1)
-    graph = bound(NearTies(plain=7), pool)
-    wanted = waiting(graph, [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])])
+CACHES = {
+    "pooled": KvPool(1).make_caches,
+    "in pages": lambda: [PagedKvCache(BlockPool(4), PlainCodec())],
+    "in a window that has moved on": lambda: [KvCache(window=2)],
+}
+
+
+@pytest.mark.parametrize("make_caches", CACHES.values(), ids=CACHES)
+def test_greedy_rows_follow_the_rule_even_where_rounding_ties_scores(make_caches):
+    graph = bound(NearTies(plain=7), SimpleNamespace(make_caches=make_caches))
+    prompts = [[*range(1, 60)], [3]]
+    wanted = waiting(graph, [row(make_caches(), prompt) for prompt in prompts])
     assert wanted == [[0] * 9] * 2
-    rows = [row(pool.make_caches(), [1, 2]), row(pool.make_caches(), [3])]
+    rows = [row(make_caches(), prompt) for prompt in prompts]
     found, overlapped = ahead(graph, rows)
     assert found == wanted
     assert overlapped > 0
-    assert pool.nbytes == 0
+    assert all(not row.caches for row in rows)
 
 
 def test_recurrent_rows_take_a_wrong_guess_back_and_never_wait_for_it():
