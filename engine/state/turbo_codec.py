@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SIGN_KEY = 42
 TINY = 1e-8
+MOST_COUNTED_BOUNDARIES = 31
+"""Up to so many boundaries it is faster to count those below a number than to search."""
 LARGEST_ZERO = 2047
 """Zeros are kept as float16, which counts exactly up to 2048."""
 
@@ -39,16 +41,17 @@ class TurboCodec:
         levels, boundaries = normal_levels(value_bits)
         self._levels = mx.array(levels, dtype=mx.float32)
         self._boundaries = mx.array(boundaries, dtype=mx.float32)
+        self._signs: mx.array | None = None
         self.facts: Mapping[str, int | str] = MappingProxyType({"key_bits": key_bits, "value_bits": value_bits})
 
     def encode(self, keys: mx.array, values: mx.array) -> list[mx.array]:
         """Quantize keys and values [1, Hkv, N, D]; D is a power of two, 64 at least."""
-        return [*self._encoded_keys(_grouped(keys)), *self._encoded_values(_grouped(_rotated(values)))]
+        return [*self._encoded_keys(_grouped(keys)), *self._encoded_values(_grouped(self._rotated(values)))]
 
     def decode(self, parts: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """Keys and values in float32."""
         keys, rotated = self._decoded(parts)
-        return keys, _turned_back(rotated)
+        return keys, self._turned_back(rotated)
 
     def attend(
         self, queries: mx.array, parts: Sequence[mx.array], *, scale: float, softcap: float, window: int
@@ -58,7 +61,7 @@ class TurboCodec:
         mixed = causal_attention(
             queries, keys, rotated, scale=scale, softcap=softcap, window=window, composed=self._composed
         )
-        return _turned_back(mixed).astype(queries.dtype)
+        return self._turned_back(mixed).astype(queries.dtype)
 
     def _encoded_keys(self, groups: mx.array) -> list[mx.array]:
         least, most = mx.min(groups, axis=-1, keepdims=True), mx.max(groups, axis=-1, keepdims=True)
@@ -79,7 +82,9 @@ class TurboCodec:
         return [pack(numbers, self._value_bits), spread[..., 0].astype(mx.float16)]
 
     def _bucket(self, x: mx.array) -> mx.array:
-        """How many boundaries lie below each number; found bit by bit."""
+        """How many boundaries lie below each number."""
+        if len(self._boundaries) <= MOST_COUNTED_BOUNDARIES:
+            return mx.sum(x[..., None] > self._boundaries, axis=-1).astype(mx.uint32)
         found = mx.zeros(x.shape, dtype=mx.uint32)
         for bit in reversed(range(self._value_bits)):
             higher = found + 2**bit
@@ -89,10 +94,23 @@ class TurboCodec:
     def _decoded(self, parts: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
         """Keys, and values in the rotated space."""
         words, scales, zeros, value_words, spreads = parts
-        numbers = unpack(words, self._key_bits).astype(mx.float32) - self._middle
-        keys = (_grouped(numbers) + zeros[..., None].astype(mx.float32)) * scales[..., None].astype(mx.float32)
+        numbers = unpack(words, self._key_bits).astype(mx.float32)
+        keys = (_grouped(numbers) + (zeros[..., None].astype(mx.float32) - self._middle)) * scales[..., None]
         levels = self._levels[unpack(value_words, self._value_bits)]
-        return keys.flatten(-2), (_grouped(levels) * spreads[..., None].astype(mx.float32)).flatten(-2)
+        return keys.flatten(-2), (_grouped(levels) * spreads[..., None]).flatten(-2)
+
+    def _rotated(self, values: mx.array) -> mx.array:
+        return mx.hadamard_transform(values.astype(mx.float32) * self._fixed_signs(values.shape[-1]))
+
+    def _turned_back(self, rotated: mx.array) -> mx.array:
+        return mx.hadamard_transform(rotated.astype(mx.float32)) * self._fixed_signs(rotated.shape[-1])
+
+    def _fixed_signs(self, dim: int) -> mx.array:
+        """Drawn once: all heads of a layer have one size."""
+        if self._signs is None or len(self._signs) != dim:
+            self._signs = mx.random.randint(0, 2, (dim,), key=mx.random.key(SIGN_KEY)).astype(mx.float32) * 2 - 1
+            mx.eval(self._signs)
+        return self._signs
 
     @property
     def _is_signed(self) -> bool:
@@ -106,15 +124,3 @@ class TurboCodec:
 
 def _grouped(x: mx.array) -> mx.array:
     return x.astype(mx.float32).reshape(*x.shape[:-1], -1, TURBO_GROUP_SIZE)
-
-
-def _signs(dim: int) -> mx.array:
-    return mx.random.randint(0, 2, (dim,), key=mx.random.key(SIGN_KEY)).astype(mx.float32) * 2 - 1
-
-
-def _rotated(values: mx.array) -> mx.array:
-    return mx.hadamard_transform(values.astype(mx.float32) * _signs(values.shape[-1]))
-
-
-def _turned_back(rotated: mx.array) -> mx.array:
-    return mx.hadamard_transform(rotated.astype(mx.float32)) * _signs(rotated.shape[-1])
