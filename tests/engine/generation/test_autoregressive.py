@@ -20,9 +20,9 @@ from engine.sampling.mass import log_softmax
 from engine.state.block_pool import BlockPool
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
-from engine.state.recurrent_cache import RecurrentCache
 from engine.state.paged_cache import PagedKvCache
 from engine.state.plain_codec import PlainCodec
+from engine.state.recurrent_cache import RecurrentCache
 from tests.engine.models import tiny_llama
 
 
