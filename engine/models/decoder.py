@@ -18,6 +18,7 @@ from engine.models.mixture import ParallelFeedForward, RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
 from engine.models.self_attention import SelfAttention
 from engine.models.varied_attention import BorrowingAttention, VariedAttention
+from engine.ops.exponential import soft_cap
 from engine.ops.rope import Rope
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class DecoderGraph:
         if scaling.logits != 1.0:
             logits = logits / scaling.logits
         if scaling.logit_softcap:
-            logits = mx.tanh(logits / scaling.logit_softcap) * scaling.logit_softcap
+            composed = self._composition.composes_exponentials
+            logits = soft_cap(logits, scaling.logit_softcap, composed=composed)
         return logits
 
     def close(self) -> None:

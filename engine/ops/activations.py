@@ -24,10 +24,11 @@ def gelu(x: mx.array) -> mx.array:
 
 def gelu_tanh(x: mx.array, *, composed: bool) -> mx.array:
     """The approximation of `gelu` by tanh, that is x · sigmoid(2u) with u = √(2/π) (x + 0.044715 x³)."""
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    root = math.sqrt(2 / math.pi)
     if composed:  # where the power overflows, the quotient becomes zero, which is the limit
-        return x / (1.0 + mx.power(2.0, inner * (-2.0 * LOG2_E)))
-    return 0.5 * x * (1 + mx.tanh(inner))
+        factor = -2.0 * LOG2_E * root
+        return x / (1.0 + mx.power(2.0, x * (x * x * (factor * 0.044715) + factor)))
+    return 0.5 * x * (1 + mx.tanh(root * (x + 0.044715 * x**3)))
 
 
 def activation(name: str, *, composed: bool) -> Callable[[mx.array], mx.array]:

@@ -25,6 +25,17 @@ def swiglu(gate: mx.array, up: mx.array, *, composed: bool) -> mx.array:
     return (gate * up) / (1.0 + mx.power(2.0, gate * -LOG2_E))
 
 
+def soft_cap(x: mx.array, bound: float, *, composed: bool) -> mx.array:
+    """`bound · tanh(x / bound)`; `composed` is exact to a few millionths of `bound`, not of small results.
+
+    Source: Gemma 2 report, section 2.
+    """
+    if not composed:
+        return mx.tanh(x / bound) * bound
+    # Where the power overflows, the quotient becomes zero, and the result is the bound.
+    return bound - (2.0 * bound) / (1.0 + mx.power(2.0, x * (2.0 * LOG2_E / bound)))
+
+
 def log_sum_exp(x: mx.array, *, composed: bool) -> mx.array:
     """Logarithm of the sum of exponentials over the last axis, which stays with size 1."""
     if not composed:
