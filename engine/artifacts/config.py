@@ -115,6 +115,10 @@ class ModelConfig:
             recurrent=self.recurrent,
         )
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether `layer` sends tokens through experts."""
+        return self.mixture is not None and layer in self.mixture.layers
+
     def kv_heads_of(self, layer: int) -> int:
         """Key/value heads of `layer`."""
         return self.variety.full_kv_heads if self.variety and self._is_full(layer) else self.kv_heads

@@ -39,7 +39,7 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
         else:
             shapes |= _attention(config, family, f"{part}.self_attn", layer)
         record = family.mixture
-        is_mixed = config.mixture is not None and layer in config.mixture.layers
+        is_mixed = config.has_experts(layer)
         if config.mixture is not None and record is not None and is_mixed:
             shapes |= _experts(config, config.mixture, record, part, stored)
             shapes |= _beside_experts(config, config.mixture, family, part) if record.beside else {}

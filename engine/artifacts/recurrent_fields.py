@@ -32,7 +32,7 @@ def parse_recurrent(fields: Fields, kinds: tuple[str, ...]) -> RecurrentGeometry
     """The sizes of the linear layers among `kinds`; None when there are none.
 
     Raises:
-        UnsupportedArtifactError: the output is gated in another way than by its swish.
+        UnsupportedArtifactError: an output is gated in another way, or not at all.
         MissingArtifactError, CorruptArtifactError: a size is absent or impossible.
     """
     if LINEAR_ATTENTION not in kinds:
@@ -40,6 +40,8 @@ def parse_recurrent(fields: Fields, kinds: tuple[str, ...]) -> RecurrentGeometry
     gate = fields.text("output_gate_type", _OUTPUT_GATES[0])
     if gate not in _OUTPUT_GATES:
         raise UnsupportedArtifactError(fields.file, f"output_gate_type {gate!r} is not supported")
+    if not fields.flag("attn_output_gate", default=True):
+        raise UnsupportedArtifactError(fields.file, "attn_output_gate false is not supported")
     sizes = RecurrentGeometry(
         key_heads=fields.count("linear_num_key_heads"),
         value_heads=fields.count("linear_num_value_heads"),

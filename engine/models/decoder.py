@@ -185,7 +185,7 @@ def _read_layer(
         module=module,
         mixer=mixer,
         feed_forward=feed_forward,
-        norms_feed_forward=not isinstance(feed_forward, ParallelFeedForward),
+        norms_feed_forward=not (family.mixture is not None and family.mixture.beside and config.has_experts(layer)),
     )
     return ConditionedLayer(inner, config, family, reader, module=module, layer=layer) if family.varied else inner
 
@@ -213,7 +213,7 @@ def _read_feed_forward(
     config: ModelConfig, family: Family, reader: WeightReader, composition: Composition, *, layer: int
 ) -> FeedForward:
     module = f"model.layers.{layer}"
-    if config.mixture is not None and family.mixture is not None and layer in config.mixture.layers:
+    if config.mixture is not None and family.mixture is not None and config.has_experts(layer):
         if family.mixture.beside:
             return ParallelFeedForward(
                 config.mixture, family.mixture, config, family, reader, composition, layer=module

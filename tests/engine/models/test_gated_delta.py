@@ -122,6 +122,7 @@ def test_a_warm_row_equals_a_cold_one(tmp_path, model):
         ({"linear_conv_kernel_dim": 1}, CorruptArtifactError, "linear_conv_kernel_dim must be at least 2"),
         ({"linear_conv_kernel_dim": 5}, CorruptArtifactError, r"conv1d\.weight has the shape \[96, 4, 1\]"),
         ({"output_gate_type": "sigmoid"}, UnsupportedArtifactError, "output_gate_type 'sigmoid' is not supported"),
+        ({"attn_output_gate": False}, UnsupportedArtifactError, "attn_output_gate false is not supported"),
         ({"full_attention_interval": 1}, MissingArtifactError, r"has no model\.layers\.0\.self_attn\.q_proj\.weight"),
         ({"layer_types": ["linear_attention", "sparse", "full_attention"]}, UnsupportedArtifactError, "type 'sparse'"),
     ],
