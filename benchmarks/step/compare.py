@@ -1,6 +1,6 @@
 """Compares layouts of one decode step on the same weights, interleaved in one process: ms per step, and tokens/s.
 
-`python -m benchmarks.step.compare MODEL [--threads 1] [--rows 1,4,8,16,32] [--context 100,1000] [--out FOLDER]`
+`python -m benchmarks.step.compare MODEL [--threads 1] [--rows 1,4,8,16,32] [--context 100,1000,mixed] [--out FOLDER]`
 
 Layouts: `pooled` is what the engine does on a CPU; `row by row` packs products but attends each row alone; `library`
 also uses the library's own softmax, sigmoid and rope; `padded` is mlx-lm's model over left-padded batch caches, with
@@ -185,9 +185,9 @@ def measure(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, dict
                 processor[name].append(1000 * (time.process_time() - busy))
     return {
         name: {
-            "wall_ms_least": min(wall[name]),
-            "wall_ms_median": statistics.median(wall[name]),
-            "processor_ms_median": statistics.median(processor[name]),
+            "wall_ms_least": round(min(wall[name]), 1),
+            "wall_ms_median": round(statistics.median(wall[name]), 1),
+            "processor_ms_median": round(statistics.median(processor[name]), 1),
         }
         for name in steps
     }
@@ -219,9 +219,7 @@ def run(arguments: argparse.Namespace) -> dict[str, object]:
         cases = []
         for context in arguments.context:
             for rows in arguments.rows:
-                contexts = (
-                    [int(context)] * rows if context != "mixed" else [(100, 900)[row % 4 == 0] for row in range(rows)]
-                )
+                contexts = lengths(context, rows)
                 steps = {
                     name: packed_step(graphs[name], compositions[name], contexts, pooled=name != "row by row")
                     for name in compositions
@@ -299,14 +297,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 8, 16, 32])
     parser.add_argument("--context", type=lambda text: text.split(","), default=["100", "1000", "mixed"])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="for step.json, step.svg")
     arguments = parser.parse_args()
     result = run(arguments)
     print("\n" + table(result))
-    if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "step.json").write_text(json.dumps(result, indent=1))
-        (arguments.out / "step.svg").write_text(chart(result))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "step.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (arguments.out / "step.svg").write_text(chart(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
