@@ -7,6 +7,7 @@ import pytest
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.events import GenerationRequest, TokensGenerated
 from engine.contracts.options import GenerateOptions
+from engine.contracts.prompt import TokenPrompt
 from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
 from tests.engine.execution.driving import collect, run, settings, tokens
@@ -74,3 +75,26 @@ async def test_a_cancelled_row_leaves_at_once_and_its_neighbour_goes_on(foreign,
     assert end.stats.generated_tokens < 60
     assert generation._row.caches == []
     assert (await neighbour)[1] == greedy(foreign[1], list(tokens(5, 8).ids), 60)
+
+
+@pytest.mark.parametrize("name", ["cohere2", "stablelm", "mamba2"])
+async def test_a_prompt_that_begins_like_an_earlier_one_begins_with_its_state(tmp_path, name):
+    """From memory, and after a restart from disk."""
+    oracle = tiny_foreign.write(tmp_path / "m", ARCHITECTURES[name] | {"max_position_embeddings": 512})
+    kept = {"prefix_cache_bytes": None, "prefix_cache_dir": tmp_path / "kept"}
+    options = {"max_tokens": 8, "eos_token_ids": ()}
+    prompt = tokens(9, 300)
+    longer = TokenPrompt((*prompt.ids, *greedy(oracle, list(prompt.ids), 8), 5, 6, 7))
+    cached = []
+    for asked in (prompt, longer, longer):
+        engine = Engine(settings(tmp_path / "m", tmp_path, **kept))
+        await engine.start()
+        await run(engine, tokens(3, 3), max_tokens=1)
+        assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
+        for _ in range(2):
+            _, ids, _, end = await run(engine, asked, **options)
+            assert ids == greedy(oracle, list(asked.ids), 8)
+            cached.append(end.stats.cached_tokens)
+        await engine.stop()
+    assert cached[0] == 0
+    assert min(cached[1:]) >= 299
