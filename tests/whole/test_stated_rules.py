@@ -1,5 +1,6 @@
 """Rules that the schema states in words, each shown to hold, beside the words: a changed sentence fails its test."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -9,10 +10,11 @@ import pytest
 
 from engine.contracts.hlg import HlgPipeline
 from engine.sampling.sampler import sample
-from mlxstream.v1 import generation_pb2, result_pb2
+from mlxstream.v1 import generation_pb2, model_pb2, result_pb2
 from tests.engine import tiny_model
 from tests.engine.sampling.resolved import draw
 from tests.service.harness import read_all, violated_fields
+from tests.whole.conftest import serving
 
 SCHEMA = Path(__file__).resolve().parents[2] / "proto" / "mlxstream" / "v1"
 VOCAB = 12
@@ -62,6 +64,26 @@ def told(row, **options):
 def probabilities(*shares):
     """Logits whose first tokens have these probabilities, and the others none to speak of."""
     return [math.log(share) for share in shares] + [-100.0] * (VOCAB - len(shares))
+
+
+# --- defaults
+
+
+@states(
+    "but `max_tokens`, `temperature`, `top_p`, `top_k` and `min_p` take the model's own where its files state one, "
+    "which GetModel reports."
+)
+async def test_the_model_states_a_few_defaults_and_no_penalty(tmp_path):
+    stated = {"max_new_tokens": 3, "temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.125, "do_sample": True}
+    tiny_model.write(tmp_path / "tiny")
+    (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(stated | {"repetition_penalty": 1.5}))
+    async with serving(tmp_path / "tiny", tmp_path) as whole:
+        resolved = (await answer(whole, [1, 2])).started.options
+        reported = (await whole.models.GetModel(model_pb2.GetModelRequest())).model.option_defaults
+    told = {"max_tokens": 3} | {name: stated[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+    assert {field.name: value for field, value in reported.ListFields()} == told
+    assert {name: getattr(resolved, name) for name in told} == told
+    assert resolved.repetition_penalty == 1
 
 
 # --- scores and penalties
