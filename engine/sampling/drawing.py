@@ -16,13 +16,13 @@ import numpy as np
 from engine.sampling import filters
 from engine.sampling.choice import Choice
 from engine.sampling.columns import Columns, best_columns
-from engine.sampling.cuts import Cuts, find_cuts, find_cuts_with_exclusion
+from engine.sampling.cuts import DOUBT, Cuts, find_cuts, find_cuts_with_exclusion
 from engine.sampling.keys import step_key
 from engine.sampling.recipe import LARGEST
 from engine.sampling.replacement import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.sampling.recipe import Draw
 
@@ -43,6 +43,27 @@ def draw(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Choice:
     """
     cuts = _cuts(scores, draws, totals)
     return _drawn(scores, [step_key(one.recipe.options.seed, one.step) for one in draws], draws, cuts)
+
+
+def draw_by_mass(scores: mx.array, draws: Sequence[Draw], totals: mx.array, odds: mx.array) -> Choice:
+    """Draw where top-p is on and its cut may lie anywhere; see `draw`.
+
+    The mass above the drawn token tells whether it is kept. If it is not, the next best one is taken instead, which
+    hardly ever fails too: so the token is seldom wrong, even where the cut is not known.
+
+    Args:
+        scores: [Q, V] float32.
+        draws: one for each row.
+        totals: sums [Q] of the odds.
+        odds: e^score [Q, V].
+    """
+    share = mx.array([one.recipe.top_p for one in draws]) * totals * (1 + DOUBT)
+
+    def is_gone(score: mx.array) -> mx.array:
+        return mx.sum(mx.where(scores > score, odds, 0.0), axis=-1, keepdims=True) >= share[:, None]
+
+    keys = [step_key(one.recipe.options.seed, one.step) for one in draws]
+    return _drawn(scores, keys, draws, _cuts(scores, draws, totals), is_gone)
 
 
 def draw_with_exclusion(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Choice:
@@ -109,8 +130,18 @@ def _cuts(scores: mx.array, draws: Sequence[Draw], totals: mx.array) -> Cuts:
     return Cuts(possible, certain)
 
 
-def _drawn(scores: mx.array, keys: Sequence[mx.array], draws: Sequence[Draw], cuts: Cuts) -> Choice:
-    """The largest sum, sought in the columns that promise most: their largest score with their largest noise."""
+def _drawn(
+    scores: mx.array,
+    keys: Sequence[mx.array],
+    draws: Sequence[Draw],
+    cuts: Cuts,
+    is_gone: Callable[[mx.array], mx.array] | None = None,
+) -> Choice:
+    """The largest sum, sought in the columns that promise most: their largest score with their largest noise.
+
+    `is_gone` tells of a score [Q, 1] of each row whether the token that has it is removed; then the second largest sum
+    is taken.
+    """
     temperatures = mx.array([one.recipe.temperature for one in draws], dtype=mx.float32)[:, None]
     possible = cuts.possible[:, None]
 
@@ -123,6 +154,9 @@ def _drawn(scores: mx.array, keys: Sequence[mx.array], draws: Sequence[Draw], cu
     left = kept.take(columns)
     sums = summed(left, lots.take(columns))
     place = mx.argmax(sums, axis=-1, keepdims=True)
+    if is_gone is not None:
+        second = mx.argmax(mx.put_along_axis(sums, place, mx.array(-mx.inf), axis=-1), axis=-1, keepdims=True)
+        place = mx.where(is_gone(mx.take_along_axis(left, place, axis=-1)), second, place)
     token, score, largest = (mx.take_along_axis(of, place, axis=-1)[:, 0] for of in (kept.ids(columns), left, sums))
     return Choice(token, (score > cuts.certain) & (largest > bound + LEAST_LEAD))
 

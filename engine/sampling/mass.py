@@ -9,14 +9,17 @@ from engine.ops.exponential import LOG2_E, log_sum_exp
 _STRETCHES = 64
 
 
-def total_odds(scores: mx.array, *, composed: bool) -> mx.array:
-    """The sum [...] of e^score over the last axis of `scores` [..., V] float32, whose largest is 0.
+def odds_of(scores: mx.array, *, composed: bool) -> mx.array:
+    """e^score of `scores` [..., V] float32; `composed` avoids the library's exponential."""
+    return mx.power(2.0, scores * LOG2_E) if composed else mx.exp(scores)
 
-    It is taken in stretches, so that its rounding error grows with a 64th of the vocabulary. `composed` avoids the
-    library's exponential.
+
+def total(odds: mx.array) -> mx.array:
+    """The sum [...] of `odds` [..., V] over the last axis.
+
+    It is taken in stretches, so that its rounding error grows with a 64th of the vocabulary.
     """
-    odds = mx.power(2.0, scores * LOG2_E) if composed else mx.exp(scores)
-    vocabulary = scores.shape[-1]
+    vocabulary = odds.shape[-1]
     whole = vocabulary - vocabulary % _STRETCHES
     stretches = odds[..., :whole].reshape(*odds.shape[:-1], _STRETCHES, whole // _STRETCHES)
     return mx.sum(mx.sum(stretches, axis=-2), axis=-1) + mx.sum(odds[..., whole:], axis=-1)

@@ -99,6 +99,11 @@ class Recipe:
         return 0 < self.options.top_k <= SHALLOW_TOKENS
 
     @property
+    def goes_deep(self) -> bool:
+        """Whether top-p alone bounds how many tokens are kept, so that its cut may lie anywhere."""
+        return self.top_p < math.inf and not self.is_shallow
+
+    @property
     def needs_total(self) -> bool:
         """Whether the sum of all odds matters: for the mass that is kept, or to tell probabilities."""
         drawn = not self.is_greedy and (self.top_p < math.inf or self.excludes)

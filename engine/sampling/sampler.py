@@ -16,9 +16,9 @@ from engine.contracts.results import SampledToken
 from engine.sampling import logprobs
 from engine.sampling.choice import Choice
 from engine.sampling.columns import largest
-from engine.sampling.drawing import draw, draw_exactly, draw_replaced, draw_with_exclusion
+from engine.sampling.drawing import draw, draw_by_mass, draw_exactly, draw_replaced, draw_with_exclusion
 from engine.sampling.greedy import choose_greedily
-from engine.sampling.mass import log_softmax, total_odds
+from engine.sampling.mass import log_softmax, odds_of, total
 from engine.sampling.processors import process
 
 if TYPE_CHECKING:
@@ -101,18 +101,27 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """Rows whose scores matter, not only their order: their numbers, scores [S, V] below 0, and sums of odds [S]."""
+    """Rows whose scores matter, not only their order: their numbers, scores [S, V] below 0, and sums of odds [S].
+
+    `odds` [N, V] are those of `summed`, the rows whose sum is wanted; the others have no sum.
+    """
 
     rows: list[int]
     scores: mx.array
     totals: mx.array
+    summed: list[int]
+    odds: mx.array
 
-    def of(self, rows: Sequence[int]) -> tuple[mx.array, mx.array]:
+    def of(self, rows: list[int]) -> tuple[mx.array, mx.array]:
         """Scores and sums of some of these rows."""
-        if list(rows) == self.rows:
+        if rows == self.rows:
             return self.scores, self.totals
         places = mx.array([self.rows.index(row) for row in rows])
         return self.scores[places], self.totals[places]
+
+    def odds_of(self, rows: list[int]) -> mx.array:
+        """Odds of some of the rows that have a sum."""
+        return self.odds if rows == self.summed else self.odds[mx.array([self.summed.index(row) for row in rows])]
 
 
 class _Rows:
@@ -170,7 +179,9 @@ class _Rows:
             return self._replaced
         if recipe.is_greedy:
             return self._greedy
-        return self._excluding if recipe.excludes else self._drawn
+        if recipe.excludes:
+            return self._excluding
+        return self._drawn_by_mass if recipe.goes_deep else self._drawn
 
     def _greedy(self, rows: list[int]) -> Choice:
         return choose_greedily(self._of(self._logits, rows))
@@ -178,6 +189,10 @@ class _Rows:
     def _drawn(self, rows: list[int]) -> Choice:
         scores, totals = self._scored.of(rows)
         return draw(scores, [self.draws[row] for row in rows], totals)
+
+    def _drawn_by_mass(self, rows: list[int]) -> Choice:
+        scores, totals = self._scored.of(rows)
+        return draw_by_mass(scores, [self.draws[row] for row in rows], totals, self._scored.odds_of(rows))
 
     def _excluding(self, rows: list[int]) -> Choice:
         scores, totals = self._scored.of(rows)
@@ -190,16 +205,14 @@ class _Rows:
     def _score(self) -> _Scored:
         rows = [row for row, one in enumerate(self.draws) if not one.recipe.is_greedy or one.recipe.needs_total]
         if not rows:
-            return _Scored(rows, self._logits[:0], self._tops[:0])
+            return _Scored(rows, self._logits[:0], self._tops[:0], [], self._logits[:0])
         scores = self._of(self._logits, rows) - self._of(self._tops, rows)[:, None]
-        summed = [place for place, row in enumerate(rows) if self.draws[row].recipe.needs_total]
+        summed = [row for row in rows if self.draws[row].recipe.needs_total]
+        places = mx.array([place for place, row in enumerate(rows) if row in set(summed)], dtype=mx.int32)
+        odds = odds_of(scores if summed == rows else scores[places], composed=self._composed)
         totals = mx.ones(len(rows))
-        if len(summed) == len(rows):
-            totals = total_odds(scores, composed=self._composed)
-        elif summed:
-            places = mx.array(summed)
-            totals[places] = total_odds(scores[places], composed=self._composed)
-        return _Scored(rows, scores, totals)
+        totals[places] = total(odds)
+        return _Scored(rows, scores, totals, summed, odds)
 
     def _of(self, array: mx.array, rows: list[int]) -> mx.array:
         return array if len(rows) == len(self.draws) else array[mx.array(rows)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.cuts import HEAD_TOKENS, find_cuts
-from engine.sampling.mass import total_odds
+from engine.sampling.mass import odds_of, total
 from engine.sampling.recipe import SHALLOW_TOKENS, Recipe
 from tests.engine.sampling import naive
 from tests.engine.sampling.resolved import options
@@ -37,7 +37,7 @@ def test_certain_tokens_stay_and_impossible_ones_go(seed, size, changes, top_k, 
     rows = np.round(rows * 8) / 8 if coarse else rows
     scores = mx.array(rows - rows.max(axis=-1, keepdims=True))
     recipes = [Recipe(options(temperature=1.0, top_k=top_k, **change)) for change in changes]
-    cuts = find_cuts(scores, recipes, total_odds(scores, composed=True))
+    cuts = find_cuts(scores, recipes, total(odds_of(scores, composed=True)))
     for row, recipe, possible, certain in zip(
         np.array(scores), recipes, cuts.possible.tolist(), cuts.certain.tolist(), strict=True
     ):
