@@ -118,9 +118,14 @@ class Batch:
         return told
 
     def _admit(self) -> Told:
-        admitted = self._jobs.admit(self._begin)
+        admitted = self._jobs.admit(self._begin, self._may_begin)
         self._prefixes.make_room(self._room_bytes)
         return [(job.mailbox, job.admitted()) for job in admitted]
+
+    def _may_begin(self, job: Job) -> bool:
+        """Whether `job` gains nothing by waiting for a prompt of no less priority."""
+        others = ((other.row, other.prefix) for other in self._jobs.running if other.priority >= job.priority)
+        return not self._prefixes.awaits(job.row, job.prefix, others)
 
     def _begin(self, job: Job) -> None:
         warm = self._prefixes.begin(job.row, job.prefix, self._room_bytes - job.predicted_bytes)

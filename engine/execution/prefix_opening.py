@@ -34,7 +34,9 @@ def open_prefixes(
             identity=state_identity(info),
             capacity_bytes=settings.prefix_cache_disk_bytes or DEFAULT_DISK_BYTES,
         )
-    return PrefixKeeper(PrefixStore(capacity_bytes), binding.cache_builder.restore, disk)
+    geometry = binding.geometry
+    states_are_cut = binding.declaration.packed_segments and not geometry.sliding_window and geometry.recurrent is None
+    return PrefixKeeper(PrefixStore(capacity_bytes), binding.cache_builder.restore, disk, states_are_cut=states_are_cut)
 
 
 def state_identity(info: ModelInfo) -> str:

@@ -10,11 +10,11 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.cache import capacity_for
-from engine.state.prefix_index import length_of, token_key
+from engine.state.prefix_index import TOKEN_BYTES, length_of, shared_tokens, token_key
 from engine.state.prefix_store import PrefixEntry, PrefixHit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from engine.contracts.cache import Cache
     from engine.contracts.prefix import PrefixUse
@@ -41,8 +41,18 @@ class PrefixKeeper:
         store: PrefixStore,
         restore: Callable[[Sequence[LayerSnapshot], int], list[Cache]],
         disk: PrefixDisk | None = None,
+        *,
+        states_are_cut: bool = True,
     ) -> None:
-        """`restore` makes caches that hold the first tokens of some snapshots."""
+        """Start with what the disk has.
+
+        Args:
+            store: what is kept in memory.
+            restore: makes caches that hold the first tokens of some snapshots.
+            disk: what is kept over restarts.
+            states_are_cut: whether the model's states serve prompts that share only their beginning.
+        """
+        self._states_are_cut = states_are_cut
         self._store = store
         self._restore = restore
         self._disk = disk
@@ -52,6 +62,31 @@ class PrefixKeeper:
     def capacity_bytes(self) -> int:
         """Bytes that may be kept at most; 0 when nothing is kept."""
         return self._store.capacity_bytes
+
+    def awaits(self, row: Row, use: PrefixUse | None, others: Iterable[tuple[Row, PrefixUse | None]]) -> bool:
+        """Whether `row` should wait for a prompt of `others`, which run: it begins alike, and is read to its end soon.
+
+        Soon: what is left of it is at most twice what waiting saves. A burst of prompts with one beginning so reads it
+        once. Each row that runs ends or has its first token, so nobody waits for ever.
+        """
+        return use is not None and any(
+            self._prepares(other, row, use)
+            for other, theirs in others
+            if theirs is not None and theirs.namespace == use.namespace
+        )
+
+    def _prepares(self, other: Row, row: Row, use: PrefixUse) -> bool:
+        boundary = _boundary(other, use)
+        alike = row.prompt[:BOUNDARY_TOKENS] == other.prompt[:BOUNDARY_TOKENS]
+        if other.next_index or boundary < BOUNDARY_TOKENS or not alike:
+            return False
+        key = token_key(row.prompt)
+        shared = shared_tokens(key[:-TOKEN_BYTES], token_key(other.prompt[:boundary]))
+        if not self._states_are_cut and shared < boundary:
+            return False
+        hit = self._store.find(use.namespace, key, cut_tokens=use.cut_tokens)
+        saved = shared - (0 if hit is None else hit.tokens)
+        return saved >= BOUNDARY_TOKENS and boundary - other.position <= 2 * saved
 
     def begin(self, row: Row, use: PrefixUse | None, room_bytes: int) -> tuple[list[Cache], int] | None:
         """Caches that hold the longest kept prefix of the prompt, and its length; None when there is none.
@@ -74,8 +109,7 @@ class PrefixKeeper:
         """Take the state of a row that has just reached the end of its prompt; called after each of its units."""
         if use is None or row.next_index:
             return
-        boundary = row.prompt_tokens - 1
-        boundary -= boundary % use.cut_tokens
+        boundary = _boundary(row, use)
         least = LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS
         if row.position == boundary and boundary >= least and boundary > row.cached_tokens:
             entry = self._taken(row, use, row.prompt[:boundary])
@@ -158,3 +192,9 @@ class PrefixKeeper:
     def _is_surely_too_large(self, row: Row) -> bool:
         reserved = sum(cache.nbytes for cache in row.caches)
         return reserved * row.position // capacity_for(row.position) > self._store.capacity_bytes
+
+
+def _boundary(row: Row, use: PrefixUse) -> int:
+    """Tokens of the prompt after which its state is kept: all but the last, or as many as a cold prompt is cut at."""
+    most = row.prompt_tokens - 1
+    return most - most % use.cut_tokens

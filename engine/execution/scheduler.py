@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class Schedulable(Protocol):
@@ -113,11 +113,23 @@ class Scheduler(Generic[JobT]):
         """Predicted state of all that run."""
         return sum(entry.job.predicted_bytes for entry in self._running)
 
-    def admit(self, start: Callable[[JobT], None] = lambda _job: None) -> list[JobT]:
-        """Move jobs from the queue into rows while rows and memory last; `start` opens a row before it has its turn."""
-        admitted = []
-        while self._waiting and len(self._running) < self.limits.max_rows:
-            entry = self._next_waiting()
+    def admit(
+        self,
+        start: Callable[[JobT], None] = lambda _job: None,
+        may_start: Callable[[JobT], bool] = lambda _job: True,
+    ) -> list[JobT]:
+        """Move jobs from the queue into rows while rows and memory last.
+
+        `start` opens a row before it has its turn. A job that `may_start` denies is passed over, and asked about again
+        next time.
+        """
+        admitted: list[JobT] = []
+        passed: list[_Entry[JobT]] = []
+        while len(passed) < len(self._waiting) and len(self._running) < self.limits.max_rows:
+            entry = self._next_waiting(passed)
+            if not may_start(entry.job):
+                passed.append(entry)
+                continue
             if self._running and self.held_bytes + entry.job.predicted_bytes > self.limits.state_bytes:
                 break
             self._waiting.remove(entry)
@@ -159,9 +171,10 @@ class Scheduler(Generic[JobT]):
             budget = max(budget, limits.prefill_chunk_tokens)
         return min(limits.prefill_step_tokens, budget)
 
-    def _next_waiting(self) -> _Entry[JobT]:
+    def _next_waiting(self, passed: Sequence[_Entry[JobT]]) -> _Entry[JobT]:
         rows_of = Counter(entry.job.caller for entry in self._running)
-        return min(self._waiting, key=lambda e: (-e.job.priority, rows_of[e.job.caller], e.arrival))
+        left = [entry for entry in self._waiting if entry not in passed]
+        return min(left, key=lambda e: (-e.job.priority, rows_of[e.job.caller], e.arrival))
 
 
 def _by_turn(entry: _Entry[JobT]) -> tuple[int, int, int]:

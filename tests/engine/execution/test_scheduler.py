@@ -193,6 +193,16 @@ def test_a_head_that_does_not_fit_is_not_overtaken_for_ever():
     assert policy.admit() == [big, small[0]]
 
 
+def test_a_job_that_may_not_start_yet_is_passed_over_and_keeps_its_place():
+    policy = scheduler(max_rows=2)
+    first, second, third = FakeJob(prompt=5), FakeJob(prompt=5), FakeJob(prompt=5)
+    submit(policy, first, second, third)
+    assert policy.admit(may_start=lambda job: job is not first) == [second, third]
+    assert policy.waiting == [first]
+    policy.remove(second)
+    assert policy.admit() == [first]
+
+
 def test_a_removed_job_is_gone_from_queue_and_rows():
     policy = scheduler(max_rows=1)
     running, waiting = submit(policy, FakeJob(5), FakeJob(5))

@@ -5,6 +5,7 @@ import dataclasses
 import mlx.core as mx
 import pytest
 
+from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import PagedKvComposition
 from engine.contracts.kv_scheme import AffineKv, TurboKv
 from engine.generation.row import RowFault
@@ -147,6 +148,49 @@ def test_a_prompt_that_others_share_while_its_row_goes_on(rows):
     assert other.row.cached_tokens >= rows.reusable(299, 299, 320)
     assert_same(rows, rows.logits(other), rows.answer(text(1, 300) + text(2, 20), warm=False)[0])
     assert_same(rows, rows.logits(job), rows.answer(text(1, 300), warm=False, max_tokens=40)[0])
+
+
+def read_tokens(rows):
+    """Prompt tokens that were computed."""
+    return sum(job.row.prompt_tokens - job.row.cached_tokens for job in rows.jobs)
+
+
+def test_a_burst_of_prompts_that_begin_alike_reads_the_beginning_once(rows):
+    """Field report 46: two requests with one prefix at once."""
+    prompts = [text(1, 400) + text(seed, 5 * seed) for seed in range(2, 6)]
+    cold = [rows.answer(prompt, warm=False)[0] for prompt in prompts]
+    rows.jobs.clear()
+    jobs = [rows.submit(prompt)[0] for prompt in prompts]
+    rows.rounds(1)
+    one_reads_for_all = rows.kind.cuts or rows.use.is_exact  # whose cut at 384 ends within the beginning
+    assert len(rows.batch._jobs.running) == (1 if one_reads_for_all else 4)
+    rows.finish()
+    for job, wanted in zip(jobs, cold, strict=True):
+        assert_same(rows, rows.logits(job), wanted)
+    if one_reads_for_all:
+        assert read_tokens(rows) <= 400 + 14 * 5 + 3 * rows.use.cut_tokens
+    assert [job.row.cached_tokens > 0 for job in jobs] == [False, *[one_reads_for_all] * 3]
+
+
+def test_who_waits_for_a_prompt_goes_on_when_that_is_given_up(rows):
+    _, controller = rows.submit(text(1, 400) + text(2, 10))
+    follower, _ = rows.submit(text(1, 400) + text(3, 10))
+    rows.rounds(2)
+    controller.abort(AbortReason.REQUESTED)
+    rows.finish()
+    assert len(rows.ends()) == 2
+    wanted, _ = rows.answer(text(1, 400) + text(3, 10), warm=False)
+    assert_same(rows, rows.logits(follower), wanted)
+
+
+def test_nobody_waits_for_a_prompt_that_saves_little_or_belongs_to_others(rows):
+    rows.submit(text(1, 900))
+    rows.submit(text(1, 257) + text(3, 10))
+    rows.submit(text(1, 200) + text(4, 300))
+    rows.submit(text(1, 900), warm=False)
+    rows.rounds(1)
+    assert len(rows.batch._jobs.running) == 4
+    rows.finish()
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 4, 5, 6, 7, 8, 20])

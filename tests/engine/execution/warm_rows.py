@@ -73,7 +73,7 @@ class Rows:
     def __init__(self, binding, *, kind, exact=False, capacity_bytes=10**8, disk=None):
         self.kind = kind
         self.store = PrefixStore(capacity_bytes)
-        self.keeper = PrefixKeeper(self.store, binding.cache_builder.restore, disk)
+        self.keeper = PrefixKeeper(self.store, binding.cache_builder.restore, disk, states_are_cut=kind.cuts)
         limits = Limits(
             max_rows=8, prefill_step_tokens=64, prefill_chunk_tokens=64, mixed_prefill_tokens=64, state_bytes=10**9
         )
@@ -82,6 +82,7 @@ class Rows:
         self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)
         self.use = PrefixUse(namespace="", cut_tokens=CHUNK if exact else 1)
         self.numbers = itertools.count()
+        self.jobs = []
 
     def reusable(self, shared, boundary, prompt_tokens):
         """Tokens with which a row must begin: of a state that can be cut, or at the end of a long enough prompt."""
@@ -119,6 +120,7 @@ class Rows:
         started = dataclasses.replace(_started(), prompt_tokens=len(prompt))
         job = Job(row=row, mailbox=next(self.numbers), started=started, prefix=self.use if warm else None)
         self.batch.submit(job)
+        self.jobs.append(job)
         return job, controller
 
     def finish(self):
