@@ -10,6 +10,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from engine.artifacts.artifact import open_artifact
+from engine.contracts.composition import PagedKvComposition
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.contracts.kv_scheme import AffineKv, PlainKv
 from engine.generation.memory import row_bytes
@@ -95,10 +96,15 @@ def test_only_donors_keep_keys_and_values(tmp_path):
     assert sum(cache.nbytes for cache in caches) == row_bytes(binding.geometry, len(PROMPT), 4)
 
 
-@pytest.mark.parametrize("library_arithmetic", [False, True], ids=["pooled", "alone"])
-def test_rows_that_share_layers_go_on_from_snapshots_and_wrong_guesses(tmp_path, library_arithmetic):
-    write(tmp_path, SHARED)
-    binding = tiny_llama.bind(tmp_path, library_arithmetic=library_arithmetic)
+@pytest.mark.parametrize(
+    "storage",
+    [{}, {"library_arithmetic": True}, {"paged_kv": PagedKvComposition(block_tokens=16)}],
+    ids=["pooled", "alone", "paged"],
+)
+def test_rows_that_share_layers_go_on_from_snapshots_and_wrong_guesses(tmp_path, storage):
+    oracle, _, _ = write(tmp_path, SHARED)
+    binding = tiny_llama.bind(tmp_path, **storage)
+    assert relative_difference(logits_of(binding, PROMPT), oracle.logits(PROMPT)) < 1e-5
     donor, cold = binding.make_cache(), binding.make_cache()
     for caches in (donor, cold):
         forward(binding, [PROMPT], [caches])

@@ -129,6 +129,27 @@ def test_quantized_experts_equal_mlx_lms(tmp_path, family, bits, mode, stored_as
     assert_close(logits(tmp_path, dequantize=dequantize), oracle.logits(PROMPT))
 
 
+@pytest.mark.parametrize("dequantize", [False, True], ids=["packed", "unpacked"])
+def test_routers_may_be_quantized_finer_than_the_rest(tmp_path, dequantize):
+    """As mlx-lm converts mixtures: eight bits for the router, whatever the experts have."""
+    config = {"model_type": "qwen3_moe"} | CONFIGS["qwen3_moe"]
+    mx.random.seed(7)
+    model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(config))
+    finer = {"group_size": 64, "bits": 8}
+    nn.quantize(
+        model,
+        group_size=32,
+        bits=4,
+        class_predicate=lambda path, module: (
+            hasattr(module, "to_quantized") and (finer if path.endswith("mlp.gate") else True)
+        ),
+    )
+    config["quantization"] = {"group_size": 32, "bits": 4}
+    config["quantization"] |= {f"model.layers.{layer}.mlp.gate": finer for layer in range(2)}
+    save(tmp_path, config, dict(tree_flatten(model.parameters())))
+    assert_close(logits(tmp_path, dequantize=dequantize), tiny_llama.Oracle(model).logits(PROMPT))
+
+
 def test_a_packed_mixture_holds_no_more_than_its_files(tmp_path):
     _, tensors, _ = write(tmp_path, "qwen3_moe", bits=4)
     binding = tiny_llama.bind(tmp_path, dequantize=False)
