@@ -7,6 +7,7 @@ belong to the row that asked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -126,7 +127,7 @@ def bind_mlx_autoregressive_graph(
             backend=BACKEND_MLX,
             graph_abi=GRAPH_ABI_AUTOREGRESSIVE,
             state_abi=STATE_ABI_CACHE_ARRAY if foreign_states is None else STATE_ABI_FOREIGN,
-            artifact="legacy-resident-model",
+            artifact="legacy-resident-model" if foreign_states is None else f"mlx-lm {version('mlx-lm')}",
         ),
         declaration=declaration,
         geometry=graph.geometry,

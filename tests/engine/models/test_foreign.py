@@ -170,6 +170,7 @@ def test_the_declaration_says_what_such_a_graph_cannot_do(model):
     assert not declaration.speculation.external_tokens
     assert binding.descriptor.id == f"mlx-lm:{folder.name}"
     assert binding.descriptor.state_abi == "mlx-lm-cache-v1"
+    assert binding.descriptor.artifact == f"mlx-lm {mlx_lm.__version__}"  # states on disk are of this version alone
 
 
 # What is refused
