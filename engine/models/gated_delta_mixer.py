@@ -50,7 +50,7 @@ class GatedDeltaMixer:
         sizes = self._sizes
         values = sizes.value_heads * sizes.value_dim
         bounds = [sizes.channels, sizes.channels + values, sizes.channels + values + sizes.value_heads]
-        channels, gate, strengths, steps = mx.split(self._inputs(x)[0], bounds, axis=-1)
+        channels, gate, strengths, steps = mx.split(self._inputs(x).squeeze(0), bounds, axis=-1)
         pace = steps.astype(mx.float32) + self._rate_bias
         tokens = RecurrentTokens(
             channels=channels,

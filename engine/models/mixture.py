@@ -55,11 +55,11 @@ class RoutedFeedForward:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return [1, T, hidden] of `x` [1, T, hidden]."""
-        routed = self._experts(x[0], self._routing(x))[None]
+        routed = self._experts(x.squeeze(0), self._routing(x))[None]
         return routed if self._shared is None else routed + self._shared(x)
 
     def _routing(self, x: mx.array) -> Routing:
-        scores = self._router(x)[0]
+        scores = self._router(x).squeeze(0)
         if self._weighing == "scores":
             return route_by_scores(scores, self._mixture.chosen)
         return route_by_shares(scores, self._mixture.chosen, normalised=self._mixture.normalised)
@@ -97,9 +97,9 @@ class ParallelFeedForward:
     def __call__(self, x: mx.array) -> mx.array:
         """Return [1, T, hidden] of `x` [1, T, hidden]."""
         dense = self._after_dense(self._dense(self._before_dense(x)))
-        chosen = route_by_scores(self._router(self._router_norm(x))[0], self._chosen)
+        chosen = route_by_scores(self._router(self._router_norm(x)).squeeze(0), self._chosen)
         routing = Routing(chosen.experts, chosen.weights * self._expert_scales[chosen.experts])
-        return dense + self._after_experts(self._experts(self._before_experts(x)[0], routing)[None])
+        return dense + self._after_experts(self._experts(self._before_experts(x).squeeze(0), routing)[None])
 
 
 class SharedExpert:
