@@ -117,6 +117,11 @@ def layer_scheme(scheme: KvStorageScheme, layer: int, *, sliding: bool) -> Layer
             return scheme
 
 
+def converts_at(scheme: KvStorageScheme) -> int | None:
+    """Tokens from which on a row's state is quantized, once one is held; None when it stays plain."""
+    return None if isinstance(scheme, PlainKv) else scheme.start
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvWish:
     """What an operator asked for. `from_config` stands for the model's own list of layers, with `scheme.start`."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import InsufficientMemoryError
 from engine.contracts.events import GenerationStarted
+from engine.contracts.kv_scheme import converts_at
 from engine.contracts.prompt import ChatPrompt, TextPrompt
 from engine.execution.state_room import needed_bytes
 from engine.execution.text_work import refuse_hopeless_prompt
@@ -63,6 +64,7 @@ class Acceptance:
             submitted_at=submitted_at,
             clock=time.perf_counter,
             chunk_is_exact=self.chunk_is_exact,
+            converts_at=converts_at(resident.info.composition.kv),
         )
 
     def started(self, resident: Resident) -> GenerationStarted:

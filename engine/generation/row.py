@@ -55,6 +55,7 @@ class Row:
         submitted_at: float,
         clock: Callable[[], float],
         chunk_is_exact: bool = False,
+        converts_at: int | None = None,
     ) -> None:
         """Take a validated prompt and resolved options.
 
@@ -67,6 +68,9 @@ class Row:
             submitted_at: the clock at submission.
             clock: seconds, from any origin.
             chunk_is_exact: `options.prefill_chunk_size` was asked for and is never narrowed.
+            converts_at: the state is quantized once it holds so many tokens, one at least; None means never. What is
+                attended to before that must not depend on company, so no chunk crosses this point, and when it is 0
+                the first chunk is not narrowed.
         """
         self.options = options
         self.signal = signal
@@ -77,6 +81,7 @@ class Row:
         self._tail_split = tail_split
         self._clock = clock
         self._chunk_is_exact = chunk_is_exact
+        self._converts_at = converts_at
         self._submitted_at = submitted_at
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
@@ -273,8 +278,11 @@ class Row:
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
         chunk = self.options.prefill_chunk_size
-        if limit_tokens is not None and not self._chunk_is_exact:
+        is_exact = self._chunk_is_exact or (self._converts_at == 0 and not self._fed_tokens)
+        if limit_tokens is not None and not is_exact:
             chunk = min(chunk, limit_tokens)
+        if self._converts_at is not None and self._fed_tokens < self._converts_at:
+            chunk = min(chunk, self._converts_at - self._fed_tokens)
         return next_prefill_step(
             length=len(self._fed), position=self._fed_tokens, chunk_size=chunk, tail_split=self._tail_split
         )

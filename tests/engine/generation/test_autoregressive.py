@@ -38,7 +38,7 @@ class NoText:
         return ""
 
 
-def row(caches, prompt, **changes):
+def row(caches, prompt, *, converts_at=None, **changes):
     options = {
         "max_tokens": 9,
         "eos_token_ids": (),
@@ -60,6 +60,7 @@ def row(caches, prompt, **changes):
         tail_split=True,
         submitted_at=0.0,
         clock=time.perf_counter,
+        converts_at=converts_at,
     )
     made.admit(caches)
     return made
@@ -312,3 +313,23 @@ def test_a_row_that_is_not_finite_has_no_token_and_its_neighbours_go_on(bad_bind
     assert found.pop(1) == [RowFault("its logits are not finite")]
     assert found == wanted
     assert stepping(bad_binding, company(bad_binding)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("converts_at", "widths"),
+    [
+        (None, [5] * 7 + [4, 1]),
+        (0, [16, 5, 5, 5, 5, 3, 1]),
+        (18, [5, 5, 5, 3, 5, 5, 5, 5, 1, 1]),
+        (3, [3, *[5] * 7, 1, 1]),
+    ],
+)
+def test_company_never_decides_what_is_read_before_a_state_is_quantized(converts_at, widths):
+    made = row([], range(40), converts_at=converts_at, prefill_chunk_size=16)
+    found = []
+    while made.is_prefilling:
+        made.limit_next_unit(5)
+        assert made.next_width(5) == len(made.next_unit().tokens)
+        found.append(len(made.next_unit().tokens))
+        made.settle(made.next_unit())
+    assert found == widths
