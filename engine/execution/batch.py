@@ -224,6 +224,7 @@ class Batch:
         self._suspects = suspects if len(targets) > 1 else {**suspects, **self._suspects}
         told = [] if guilty is None else self._fail(guilty, GenerationFailedError(correlation_id))
         for job in self._jobs.running:
+            self._prefixes.forget(job.row)
             job.row.restart(self._stepper.make_caches())
         return told
 

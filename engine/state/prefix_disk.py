@@ -14,7 +14,7 @@ import stat
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import ArtifactError
@@ -236,12 +236,7 @@ class PrefixDisk:
             stored.path.unlink(missing_ok=True)
 
     def _record(self, entry: PrefixEntry) -> PrefixRecord:
-        layers = tuple(
-            type(layer)(
-                kind=layer.kind, tokens=layer.tokens, least_tokens=layer.least_tokens, facts=layer.facts, arrays={}
-            )
-            for layer in entry.snapshots
-        )
+        layers = tuple(replace(layer, arrays={}) for layer in entry.snapshots)
         return PrefixRecord(identity=self._identity, namespace=entry.namespace, key=entry.key, layers=layers)
 
     def _path(self, namespace: str, key: bytes) -> Path:

@@ -259,6 +259,28 @@ def test_rows_that_fail_leave_nothing(rows, monkeypatch):
     assert rows.keeper._unconfirmed == {}
 
 
+def test_after_a_failed_step_rows_are_rebuilt_and_what_was_taken_before_is_forgotten(rows, monkeypatch):
+    cold, _ = rows.answer(text(1, 300), warm=False)
+    job, _ = rows.submit(text(1, 300))
+    while job.row.position < 300:
+        rows.rounds(1)
+    real, failures = rows.stepper.dispatch, [True]
+
+    def failing(*given):
+        if failures:
+            failures.pop()
+            raise RuntimeError("the device hiccuped")
+        return real(*given)
+
+    monkeypatch.setattr(rows.stepper, "dispatch", failing)
+    rows.finish()
+    assert rows.keeper._unconfirmed == {}
+    assert_same(rows, rows.logits(job)[-5:], cold[-5:])
+    for entry in rows.store:
+        assert {snapshot.tokens for snapshot in entry.snapshots} == {len(entry.key) // 4}
+    check(rows, text(1, 300) + text(2, 20), shared=0)
+
+
 def test_a_state_that_cannot_be_used_is_dropped_and_the_prompt_read_from_its_start(rows, monkeypatch):
     cold, _ = rows.answer(text(1, 100), warm=False)
     rows.answer(text(1, 100))
