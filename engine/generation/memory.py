@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 WORKSPACE_HIDDEN_STATES = 67
 """Activations of one token in a step, as so many hidden states: the reference's 0.55 MB at 4096 numbers of 16 bits."""
+WORKSPACE_LOGITS = 14
+"""Numbers in float32 that a step holds for each row and token of the vocabulary, at its peak: logits, what choosing
+tokens makes of them, and what the step before keeps until it is read. Measured."""
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
 PREFIX_SHARE = 0.25
@@ -64,7 +67,8 @@ def workspace_bytes(geometry: GraphGeometry, composition: Composition, *, step_t
     """Bytes that a step of `step_tokens` needs beside weights and state, for rows of up to `context_tokens`."""
     width = min(step_tokens, context_tokens)
     token_bytes = WORKSPACE_HIDDEN_STATES * geometry.hidden_size * ELEMENT_BYTES[composition.compute_dtype]
-    return width * token_bytes + _score_bytes(geometry, composition, width, context_tokens)
+    logits_bytes = min(width, composition.max_rows) * geometry.vocab_size * WORKSPACE_LOGITS * 4
+    return width * token_bytes + logits_bytes + _score_bytes(geometry, composition, width, context_tokens)
 
 
 def state_budget_bytes(

@@ -60,7 +60,7 @@ from engine.contracts.memory import MemoryLoad
 from engine.execution.estimating import estimate_unloaded
 from engine.execution.resident import EngineSettings
 folder = {str(tmp_path / "tiny")!r}
-settings = EngineSettings(model=folder, state_dir=pathlib.Path("x"), device="cpu", state_bytes=10**6)
+settings = EngineSettings(model=folder, state_dir=pathlib.Path("x"), device="cpu", max_rows=8, state_bytes=10**6)
 print(estimate_unloaded(settings, MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2)))
 assert "mlx.core" not in sys.modules
 """

@@ -10,7 +10,9 @@ from engine.contracts.graph import GraphGeometry
 from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, TurboKv
 from engine.generation.memory import row_bytes, state_budget_bytes, workspace_bytes
 from engine.ops.attention import causal_attention
+from engine.sampling.sampler import sample
 from engine.state.build import build_caches
+from tests.engine.sampling.resolved import draw
 
 
 def geometry(head_dim=16, window=0):
@@ -70,22 +72,25 @@ def test_quantized_rows_never_hold_more_than_was_predicted(chunks, window, kv):
 METAL = Composition(device="metal", compute_dtype="bfloat16")
 
 
+LOGITS = 32 * 10 * 14 * 4  # rows, tokens of the vocabulary, arrays, bytes
+
+
 def workspace(composition, *, context_tokens=4096, **sizes):
     return workspace_bytes(geometry(**sizes), composition, step_tokens=64, context_tokens=context_tokens)
 
 
 def test_the_workspace_of_a_gpu_counts_scores_only_where_no_fused_kernel_serves():
-    activations = 64 * 67 * 8 * 2
+    activations = 64 * 67 * 8 * 2 + LOGITS
     assert workspace(METAL, head_dim=64) == activations
     assert workspace(METAL, head_dim=256) == activations + 4 * 64 * 4096 * 2
 
 
 def test_the_workspace_of_a_cpu_counts_the_scores_that_its_attention_writes_down():
     token, scores = 67 * 8 * 4, 4 * 64 * 4096 * 4
-    assert workspace(Composition()) == 64 * token + 2 * scores
-    assert workspace(Composition(library_arithmetic=True)) == 64 * token + scores
-    assert workspace(Composition(), window=200) == 64 * token + 2 * 4 * 64 * 264 * 4
-    assert workspace(Composition(), context_tokens=10) == 10 * token + 2 * 4 * 10 * 10 * 4
+    assert workspace(Composition()) == 64 * token + 2 * scores + LOGITS
+    assert workspace(Composition(library_arithmetic=True)) == 64 * token + scores + LOGITS
+    assert workspace(Composition(), window=200) == 64 * token + 2 * 4 * 64 * 264 * 4 + LOGITS
+    assert workspace(Composition(), context_tokens=10) == 10 * token + 2 * 4 * 10 * 10 * 4 + LOGITS * 10 // 32
 
 
 @pytest.mark.parametrize("composed", [True, False])
@@ -104,10 +109,34 @@ def test_attention_peaks_within_the_scores_that_are_counted(composed):
 
 def test_the_budget_leaves_a_quarter_and_the_workspace():
     budget = state_budget_bytes(geometry(head_dim=64), METAL, available_bytes=10**9, step_tokens=64)
-    assert budget == 750_000_000 - 64 * 67 * 8 * 2
+    assert budget == 750_000_000 - 64 * 67 * 8 * 2 - LOGITS
     assert state_budget_bytes(geometry(head_dim=64), METAL, available_bytes=1000, step_tokens=64) == 0
 
 
 def test_layers_of_unlike_sizes_count_each_for_itself():
     unlike = replace(geometry(), layer_key_values=(32, 0, 128))
     assert row_bytes(unlike, 256, 4) == 256 * 2 * (32 + 128) * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.8, "top_p": 0.9, "presence_penalty": 1.0, "logprobs": True, "top_logprobs": 20},
+        {"temperature": 0.8, "xtc_probability": 1.0},
+        {"curve": ((0.0, 0.0), (100.0, 100.0))},
+    ],
+)
+def test_choosing_tokens_peaks_within_the_logits_that_are_counted(options):
+    rows, vocabulary = 4, 20_000
+    logits = mx.random.normal((rows, vocabulary))
+    draws = [draw(step, history=(1, 2), **options) for step in range(rows)]
+    mx.eval(logits)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory() - logits.nbytes
+    first = sample(logits, draws, composed=True)
+    mx.eval(first.arrays())
+    sample(logits, draws, composed=True).read()
+    assert mx.get_peak_memory() - before <= rows * vocabulary * 14 * 4
+    first.read()
