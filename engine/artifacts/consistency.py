@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.family_shapes import expected_shapes
+from engine.artifacts.family_shapes import expected_shapes, unused_tensors
 from engine.artifacts.safetensors import DTYPE_BYTES
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
@@ -119,7 +119,7 @@ def drop_rules(config: ModelConfig) -> tuple[re.Pattern[str], ...]:
 
 def surplus_tensors(config: ModelConfig, tensors: Mapping[str, TensorHeader]) -> list[str]:
     """Names of tensors that the family has no use for, and that no rule drops: loading will refuse them."""
-    rules = drop_rules(config)
+    rules = (*drop_rules(config), *map(re.compile, unused_tensors(config)))
     used = set(expected_shapes(config, tensors))
     used |= {f"{name.removesuffix('.weight')}.{part}" for name in used for part in ("scales", "biases")}
     return [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in rules)]

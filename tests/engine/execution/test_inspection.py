@@ -14,7 +14,7 @@ from engine.generation.memory import row_bytes
 from tests.engine import tiny_model
 from tests.engine.artifacts.test_weights import FOUR_BITS, quantized
 from tests.engine.artifacts.tiny_files import CONFIG, llama_tensors, write_folder, write_gguf
-from tests.engine.models import tiny_foreign
+from tests.engine.models import test_gemma4, tiny_families, tiny_foreign
 
 
 class Memory:
@@ -152,3 +152,20 @@ def test_the_values_of_every_form_add_up_to_the_parameters(tmp_path):
 
 def forms_by_name(forms):
     return {form.module: form for form in forms}
+
+
+@pytest.mark.parametrize("family", tiny_families.FAMILIES)
+def test_no_family_is_blamed_for_tensors_that_its_graph_takes(tmp_path, family):
+    for number, changes in enumerate(tiny_families.FAMILIES[family].cases.values()):
+        config = tiny_families.config_of(family, changes)
+        folder = tmp_path / str(number)
+        tiny_families.save(folder, tiny_families.build(family, config), config)
+        report = inspect_model(str(folder))
+        assert not [problem for problem in report.problems if "no use for" in problem], changes
+        assert report.memory.largest_context == report.geometry.context_length
+        assert report.storage.parameters > 0
+
+
+def test_tensors_that_a_graph_may_leave_are_no_problem(tmp_path):
+    test_gemma4.write(tmp_path / "m", test_gemma4.SHARED, form=test_gemma4.with_unused_projections)
+    assert not [problem for problem in inspect_model(str(tmp_path / "m")).problems if "no use for" in problem]
