@@ -7,8 +7,9 @@ Derived from the families' records and from the cases that the tests run, so tha
 from pathlib import Path
 
 from engine.artifacts.families import ALIASES, FAMILIES
+from engine.artifacts.gguf_architectures import ARCHITECTURES
 from engine.artifacts.huggingface import model_config
-from tests.engine.models import tiny_families
+from tests.engine.models import test_gguf_families, tiny_families
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
@@ -51,11 +52,25 @@ refused by name.
 """
 
 
+GGUF = """
+## GGUF
+
+These architectures are read: {architectures}. Of each, a tiny model is written as its converter writes it, with
+permuted rows, whole gains and fused tensors where the converter makes them, and its logits equal mlx-lm's within 1e-5
+of the largest (`tests/engine/models/test_gguf_families.py`).
+"""
+
+
 def page() -> str:
     """The whole page."""
     rows = ["| `model_type` | what sets it apart | cases | bits |", "| --- | --- | --- | --- |"]
     rows += [_row(name) for name in tiny_families.FAMILIES]
-    return INTRODUCTION + "\n" + "\n".join(rows) + "\n" + ROTATION
+    return INTRODUCTION + "\n" + "\n".join(rows) + "\n" + ROTATION + _gguf()
+
+
+def _gguf() -> str:
+    proven = [name for name in ARCHITECTURES if name in test_gguf_families.MODELS]
+    return GGUF.format(architectures=", ".join(f"`{name}`" for name in proven))
 
 
 def _row(name: str) -> str:
