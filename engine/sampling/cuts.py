@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.sampling.columns import Columns, best_columns
+from engine.sampling.recipe import SHALLOW_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,15 +121,29 @@ def find_cuts_with_exclusion(
         exposed: which tokens [C, V] are not protected.
 
     Returns:
-        The cuts, and the scores [C] above which exposed tokens are excluded: inf where none is.
+        The cuts, and `scores` without the tokens that are excluded: those are -inf.
     """
     head = _Head.deep(scores)
     least, most = _kept_by_mass(head, recipes, totals)
     excluded, doubtful = _exclusion(head, least, most, recipes, totals, chances)
-    gone = mx.sum((scores > excluded[:, None]) & exposed, axis=-1)
-    limits = mx.minimum(_limits(recipes, head.vocabulary) + gone, head.vocabulary).astype(mx.int32)
-    cuts = _scores_of(head, mx.minimum(least, limits), mx.minimum(most, limits))
-    return Cuts(cuts.possible, mx.where(doubtful, mx.inf, cuts.certain)), excluded
+    cuts = _scores_of(head, least, most)
+    left = mx.where((scores > excluded[:, None]) & exposed, -mx.inf, scores)
+    if any(recipe.options.top_k for recipe in recipes):
+        cuts = _both(cuts, _cuts_by_count(left, recipes))
+    return Cuts(cuts.possible, mx.where(doubtful, mx.inf, cuts.certain)), left
+
+
+def _cuts_by_count(scores: mx.array, recipes: Sequence[Recipe]) -> Cuts:
+    """Where top-k alone cuts each row of `scores` [C, V]; what is -inf counts for nothing."""
+    most_kept = max(recipe.options.top_k for recipe in recipes)
+    head = _Head.shallow(scores, most_kept) if most_kept <= SHALLOW_TOKENS else _Head.deep(scores)
+    limits = _limits(recipes, head.vocabulary)
+    return _scores_of(head, limits, limits)
+
+
+def _both(one: Cuts, other: Cuts) -> Cuts:
+    """The cuts of what both keep."""
+    return Cuts(mx.maximum(one.possible, other.possible), mx.maximum(one.certain, other.certain))
 
 
 def _kept_by_mass(head: _Head, recipes: Sequence[Recipe], totals: mx.array) -> tuple[mx.array, mx.array]:

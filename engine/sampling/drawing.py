@@ -73,14 +73,13 @@ def draw_with_exclusion(scores: mx.array, draws: Sequence[Draw], totals: mx.arra
     for row, one in enumerate(draws):
         protected[row, list(one.recipe.protected)] = True
     exposed = mx.array(~protected)
-    cuts, excluded = find_cuts_with_exclusion(
+    cuts, left = find_cuts_with_exclusion(
         scores,
         [one.recipe for one in draws],
         totals,
         chances=mx.stack([chance for _, chance in halves]),
         exposed=exposed,
     )
-    left = mx.where((scores > excluded[:, None]) & exposed, -mx.inf, scores)
     return _drawn(left, [key for key, _ in halves], draws, cuts)
 
 

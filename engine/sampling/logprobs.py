@@ -43,12 +43,29 @@ def measure(scores: mx.array, tokens: mx.array, totals: mx.array, width: int) ->
 def most_likely(scores: mx.array, count: int) -> mx.array:
     """Ids [Q, `count`] uint32 of the largest of `scores` [Q, V], best first, equals in the order of their ids.
 
-    They lie in the columns with the best maxima, of which no more are needed than tokens.
+    Those above the last of them lie in the columns with the best maxima, of which no more are needed than tokens. What
+    equals the last may lie in any column.
     """
+    if not count:
+        return mx.zeros((scores.shape[0], 0), dtype=mx.uint32)
     columns = Columns(scores, padding=-mx.inf)
     best, _ = best_columns(columns.maxima, count)
-    order = mx.argsort(-columns.take(best), axis=-1)[:, :count]
-    return mx.take_along_axis(columns.ids(best), order, axis=-1)
+    values = columns.take(best)
+    order = mx.argsort(-values, axis=-1)[:, :count]
+    ordered = mx.take_along_axis(values, order, axis=-1)
+    last = ordered[:, -1:]
+    above = mx.sum(ordered > last, axis=-1, keepdims=True)
+    places = mx.arange(count)
+    equals = mx.take_along_axis(_first_where(scores == last, count), mx.maximum(places - above, 0), axis=-1)
+    return mx.where(places < above, mx.take_along_axis(columns.ids(best), order, axis=-1), equals)
+
+
+def _first_where(wanted: mx.array, count: int) -> mx.array:
+    """The first `count` ids [Q, `count`] uint32 at which `wanted` [Q, V] holds; where there are fewer, the last id."""
+    end = wanted.shape[-1] - 1
+    ids = Columns(mx.where(wanted, -mx.arange(end + 1), -end), padding=-end)
+    best, _ = best_columns(ids.maxima, count)
+    return mx.sort(-ids.take(best), axis=-1)[:, :count].astype(mx.uint32)
 
 
 def read(words: Words, token: int, options: ResolvedOptions) -> TokenLogprobs:

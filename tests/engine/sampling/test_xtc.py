@@ -50,6 +50,15 @@ def test_protected_tokens_stay_even_as_the_two_top_ones():
     assert drawn(row, xtc_threshold=0.15, xtc_special_tokens=(0,), top_k=2) == {0, 2}
 
 
+def test_top_k_counts_what_is_left_however_many_protected_tokens_are_among_the_top_ones():
+    row = logits(40, 30, 16, 12, 2)
+    assert drawn(row, top_k=1, xtc_special_tokens=(0, 1)) == {0}
+    assert drawn(row, top_k=2, xtc_special_tokens=(0, 1)) == {0, 1}
+    assert drawn(row, top_k=3, xtc_special_tokens=(0, 1)) == {0, 1, 3}
+    assert drawn(row, top_k=1, xtc_special_tokens=(1, 2)) == {1}
+    assert drawn(row, top_k=2, xtc_special_tokens=(0, 2)) == {0, 2}
+
+
 def test_it_works_on_what_top_p_and_min_p_left_and_before_top_k():
     row = logits(40, 30, 20, 10)
     assert drawn(row, top_p=0.65, xtc_threshold=0.5) == {0, 1}
