@@ -82,6 +82,7 @@ def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
         curve=[options_pb2.CurvePoint(x_percent=x, y_percent=y) for x, y in options.curve],
         logprobs=options.logprobs,
         top_logprobs=options.top_logprobs,
+        adapters=[options_pb2.AdapterSelection(id=one.id, scale=one.scale) for one in options.adapters],
     )
 
 

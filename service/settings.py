@@ -15,6 +15,7 @@ import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from engine.contracts.adapters import ID_RULE, is_adapter_id
 from engine.contracts.kv_scheme import parse_kv_wish
 from engine.execution.resident import EngineSettings
 
@@ -52,6 +53,7 @@ class ServerSettings(BaseModel):
     kv_storage: str = "plain"
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = Field(default=None, ge=1)
+    adapters: tuple[tuple[str, Path], ...] = ()
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -73,7 +75,27 @@ class ServerSettings(BaseModel):
             kv_storage=self.kv_storage,
             prefix_cache_dir=self.prefix_cache_dir,
             prefix_cache_disk_bytes=self.prefix_cache_disk_bytes,
+            adapters=self.adapters,
         )
+
+    @field_validator("adapters", mode="before")
+    @classmethod
+    def _are_named_folders(cls, entries: object) -> tuple[tuple[str, str], ...]:
+        """Each of "NAME=FOLDER"; one text, as a variable holds it, separates them by commas."""
+        texts = entries.split(",") if isinstance(entries, str) else entries
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise PydanticCustomError("adapter", "must be a list of NAME=FOLDER")
+        named = [tuple(text.split("=", 1)) for text in texts]
+        for text, parts in zip(texts, named, strict=True):
+            if len(parts) != 2 or not parts[1]:
+                raise PydanticCustomError("adapter", "must be NAME=FOLDER, got {text}", {"text": repr(text[:80])})
+            if not is_adapter_id(parts[0]):
+                raise PydanticCustomError("adapter", "{name}: {rule}", {"name": repr(parts[0][:80]), "rule": ID_RULE})
+        names = [name for name, _ in named]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PydanticCustomError("adapter", "{name} is given twice", {"name": repr(twice)})
+        return tuple(named)
 
     @field_validator("kv_storage")
     @classmethod

@@ -1,1 +1,4 @@
-"""LoRA adapters mounted through a graph's named targets. Empty until the feature is built."""
+"""LoRA adapters: read and checked from headers, then mounted on the projections that a graph names.
+
+`config`, `files` and `plan` never import mlx; `mounting` reads tensors on the engine thread.
+"""

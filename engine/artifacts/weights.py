@@ -55,6 +55,11 @@ class WeightStore:
         """Whether the artifact stores `name`, taken or not."""
         return name in self._artifact.tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of tensor `name` in values, taken or not; raises `MissingArtifactError`."""
+        self.require([name])
+        return logical_shape(self._artifact.config, self._artifact.tensors, name)
+
     def require(self, names: Iterable[str]) -> None:
         """Raise `MissingArtifactError` listing every one of `names` that is not stored (up to 12)."""
         missing = [name for name in names if not self.has(name)]

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
+    from engine.contracts.adapters import AdapterTargets
     from engine.contracts.cache import Cache
     from engine.contracts.composition import Composition
+    from engine.contracts.option_groups import AdapterSelection
 
 BACKEND_MLX = "mlx"
 GRAPH_ABI_AUTOREGRESSIVE = "mlx-hidden-bsh-v1"
@@ -184,10 +186,14 @@ class ExpertRuntime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedSegment:
-    """One row's stretch of a packed step: `length` tokens, appended at the end of that row's caches."""
+    """One row's stretch of a packed step: `length` tokens, appended at the end of that row's caches.
+
+    `adapters` are mounted ones, applied in this order.
+    """
 
     length: int
     caches: Sequence[Cache]
+    adapters: tuple[AdapterSelection, ...] = ()
 
 
 class DeclaredGraph(Protocol):
@@ -224,6 +230,10 @@ class TokenGraph(DeclaredGraph, Protocol):
     @property
     def experts(self) -> ExpertRuntime | None:
         """The accounts of its experts' use; None for a graph that keeps none, such as one that holds every expert."""
+
+    @property
+    def adapters(self) -> AdapterTargets | None:
+        """Where adapters attach; None for a graph that takes none, or whose composition leaves them out."""
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T] uint32; appends to each cache."""

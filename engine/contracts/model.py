@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.contracts.adapters import AdapterInfo
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
     from engine.contracts.options import OptionDefaults
@@ -46,3 +47,4 @@ class ModelInfo:
     stored_quantization: str
     has_chat_template: bool
     load_seconds: float
+    adapters: tuple[AdapterInfo, ...] = ()

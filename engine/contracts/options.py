@@ -207,6 +207,7 @@ class ResolvedOptions:
     curve: tuple[tuple[float, float], ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    adapters: tuple[AdapterSelection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

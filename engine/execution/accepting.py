@@ -102,7 +102,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     )
     generation_id = uuid.uuid4().hex
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
-    prefix = resolve_prefix(request.options, options, composition, store_is_on=resident.prefix_bytes > 0)
+    prefix = resolve_prefix(request.options, options, resident.info, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
         generation_id=generation_id,
         request_id=request.request_id or generation_id,

@@ -5,14 +5,16 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from engine.adapters.mounting import mount
 from engine.artifacts.weights import WeightStore
-from engine.contracts.errors import CorruptArtifactError
+from engine.contracts.errors import ConfigurationError, CorruptArtifactError
 from engine.contracts.model import ModelInfo
 from engine.execution.composing import compose, weights_facts
 from engine.execution.prefix_opening import open_prefixes
@@ -28,12 +30,15 @@ from engine.models.registry import build_graph
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.artifacts.artifact import Artifact
+    from engine.contracts.adapters import AdapterInfo
     from engine.contracts.composition import Composition
     from engine.execution.resident import EngineSettings, ModelFiles
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
+    from engine.ops.adapted import AdapterSites
     from engine.runtime.policy import LayoutPolicy, WeightsFacts
     from engine.runtime.prepare import Runtime
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ def load_model(
     facts = weights_facts(artifact)
     layout = runtime.layout(facts)
     composition = compose(artifact, runtime.info.device, layout, settings)
-    binding = _bound(artifact, layout, facts, composition, runtime, before_each)
+    binding, adapters = _bound(files, layout, facts, composition, runtime, before_each)
     if not exercise(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
@@ -87,6 +92,7 @@ def load_model(
         stored_quantization=artifact.stored_quantization,
         has_chat_template=has_chat_template(),
         load_seconds=time.perf_counter() - started_at,
+        adapters=adapters,
     )
     limits = _limits(binding, layout, runtime, settings)
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
@@ -95,26 +101,44 @@ def load_model(
 
 
 def _bound(
-    artifact: Artifact,
+    files: ModelFiles,
     layout: LayoutPolicy,
     facts: WeightsFacts,
     composition: Composition,
     runtime: Runtime,
     before_each: Callable[[], None],
-) -> MlxAutoregressiveBinding:
-    """The graph of `artifact`, ours or mlx-lm's, bound to the method."""
+) -> tuple[MlxAutoregressiveBinding, tuple[AdapterInfo, ...]]:
+    """The graph of `files`, ours or mlx-lm's, with its adapters mounted, bound to the method."""
+    artifact = files.artifact
     if artifact.graph == "mlx-lm":
+        if files.adapters:
+            raise ConfigurationError("adapters", "a graph of mlx-lm takes no adapters")
         foreign = load_foreign_graph(
             artifact, layout, composition, stored_dtype=facts.stored_dtype, before_each=before_each
         )
-        return bind_mlx_autoregressive_graph(foreign, foreign.states)
+        return bind_mlx_autoregressive_graph(foreign, foreign.states), ()
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
     reader = WeightReader(store, layout, before_each=before_each, unpack_kernel=runtime.unpack_kernel)
     try:
-        return bind_mlx_autoregressive_graph(build_graph(artifact.config, reader, composition))
+        graph = build_graph(artifact.config, reader, composition)
+        adapters = _mounted(files, graph.adapters, composition)
+        return bind_mlx_autoregressive_graph(graph), adapters
     finally:
         reader.close()
         store.close()
+
+
+def _mounted(files: ModelFiles, sites: AdapterSites | None, composition: Composition) -> tuple[AdapterInfo, ...]:
+    """The account of each adapter, now mounted; what cannot be mounted ends the load."""
+    if sites is None:
+        return ()
+    mounted = []
+    for adapter in files.adapters:
+        info = mount(adapter, sites, files.artifact, compute_dtype=composition.compute_dtype)
+        logger.info("adapter %s: %d tensors applied, %d skipped", info.id, info.applied_tensors,
+                    len(info.skipped_tensors))  # fmt: skip
+        mounted.append(info)
+    return tuple(mounted)
 
 
 def _limits(

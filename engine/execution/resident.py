@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.adapters.files import open_adapters
 from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.identity import weights_fingerprint
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from engine.adapters.files import AdapterFiles
     from engine.artifacts.artifact import Artifact
     from engine.artifacts.pulling import PullProgress
     from engine.contracts.model import ModelInfo
@@ -46,7 +48,7 @@ class EngineSettings:
     bits independent of its neighbours, at the price that decision 0002 states; None shares products freely.
     `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
     row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
-    `prefix_cache_disk_bytes` (None: 8 GiB).
+    `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount.
     """
 
     model: str
@@ -63,14 +65,16 @@ class EngineSettings:
     kv_storage: str = "plain"
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = None
+    adapters: tuple[tuple[str, Path], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """A model on this machine: its name, and its files, opened and checked against each other."""
+    """A model on this machine: its name, its files, opened and checked against each other, and adapters to mount."""
 
     name: str
     artifact: Artifact
+    adapters: tuple[AdapterFiles, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +107,9 @@ def find_files(settings: EngineSettings) -> ModelFiles:
     Raises:
         EngineError: there is no such model, or its files cannot be used.
     """
+    adapters = open_adapters(settings.adapters)
     location = _locate(settings.model)
-    return ModelFiles(name=location.name, artifact=open_artifact(location.path))
+    return ModelFiles(name=location.name, artifact=open_artifact(location.path), adapters=adapters)
 
 
 def open_text(files: Future[ModelFiles]) -> TextModel:

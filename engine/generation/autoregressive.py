@@ -45,7 +45,7 @@ def dispatch_packed_step(
         after: the step before, when it was not read yet. It must be read before the new one is.
     """
     shares = [_share(row, after) for row in rows]
-    segments = [PackedSegment(len(share.unit.tokens), share.row.caches) for share in shares]
+    segments = [PackedSegment(len(share.unit.tokens), share.row.caches, share.row.options.adapters) for share in shares]
     binding.maintain(segments)
     logits = binding.logits(_packed_tokens(shares, after), segments, _due(shares))
     sampled = None if logits is None else _sampled(binding, logits, shares, None if after is None else after.tokens)

@@ -9,7 +9,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from engine.contracts.errors import FieldViolation, InvalidRequestError, PromptTooLongError, UnsupportedOptionError
+from engine.contracts.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    NotFoundError,
+    PromptTooLongError,
+    UnsupportedOptionError,
+)
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.options import PENALTY_WINDOW_TOKENS, XTC_THRESHOLD, OptionDefaults, ResolvedOptions
 from engine.contracts.prefix import PrefixUse
@@ -29,7 +35,6 @@ ROW_BY_ROW = "the graph does not take packed segments: rows share a step, but ar
 NOT_AVAILABLE = "this build does not offer it yet"
 
 _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
-    "adapters": lambda o: bool(o.adapters),
     "constraint": lambda o: o.constraint is not None,
     "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
     "speculation": lambda o: o.speculation is not None,
@@ -81,7 +86,12 @@ def resolve_options(
 
     Raises:
         InvalidRequestError: an id lies outside the vocabulary.
+        NotFoundError: an adapter is not mounted.
     """
+    mounted = [adapter.id for adapter in model.adapters]
+    for adapter in options.adapters:
+        if adapter.id not in mounted:
+            raise NotFoundError("adapter", adapter.id, mounted)
     vocab_size = model.geometry.vocab_size
     _check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
     _check_ids("xtc_special_tokens", options.xtc_special_tokens, vocab_size)
@@ -115,11 +125,12 @@ def resolve_options(
         curve=options.curve,
         logprobs=_first(options.logprobs, False),
         top_logprobs=_first(options.top_logprobs, 0),
+        adapters=options.adapters,
     )
 
 
 def resolve_prefix(
-    options: GenerateOptions, resolved: ResolvedOptions, composition: Composition, *, store_is_on: bool
+    options: GenerateOptions, resolved: ResolvedOptions, model: ModelInfo, *, store_is_on: bool
 ) -> PrefixUse | None:
     """How the prefix store is used; None when it is off or bypassed.
 
@@ -128,9 +139,10 @@ def resolve_prefix(
     """
     if not store_is_on or (options.cache is not None and options.cache.bypass):
         return None
-    cut_tokens = 1 if composition.row_tile_tokens is None else resolved.prefill_chunk_size
+    cut_tokens = 1 if model.composition.row_tile_tokens is None else resolved.prefill_chunk_size
+    revisions = {adapter.id: adapter.revision for adapter in model.adapters}
     facts = {
-        "adapters": [[adapter.id, adapter.scale] for adapter in options.adapters],
+        "adapters": [[one.id, revisions[one.id], one.scale] for one in resolved.adapters],
         "cut_tokens": cut_tokens,
         "salt": "" if options.cache is None else options.cache.salt,
     }

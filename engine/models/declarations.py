@@ -17,7 +17,9 @@ _NO_SPECULATION: Final = SpeculationCapability(
 )
 
 DECODER: Final = GraphDeclaration(
-    adapters=_NO_ADAPTERS, kv=KvCapability(delayed_affine="ordinary"), speculation=_NO_SPECULATION
+    adapters=AdapterCapability(batched=True, mountable=True),
+    kv=KvCapability(delayed_affine="ordinary"),
+    speculation=_NO_SPECULATION,
 )
 """Our decoder graph: nothing that no request can ask of it yet."""
 

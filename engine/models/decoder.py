@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engine.contracts.rope import RopeConfig
     from engine.models.parts import FeedForward, Layer, Mixer
     from engine.models.reading import WeightReader
+    from engine.ops.adapted import AdapterSites
 
 _LARGEST_FLOAT16 = 65504.0
 
@@ -100,6 +101,7 @@ class DecoderGraph:
         self._norm = read_norm(reader, config, family, "model.norm")
         self._head = reader.tied_head(self._table) if config.tie_word_embeddings else reader.linear("lm_head")
         self._weights_bytes = reader.resident_bytes
+        self._adapters = reader.adapter_sites
 
     @property
     def model_type(self) -> str:
@@ -128,8 +130,13 @@ class DecoderGraph:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes that the resident weights hold."""
-        return self._weights_bytes
+        """Bytes that the resident weights hold, those of mounted adapters included."""
+        return self._weights_bytes + (0 if self._adapters is None else self._adapters.nbytes)
+
+    @property
+    def adapters(self) -> AdapterSites | None:
+        """Where adapters attach; None when the composition leaves them out."""
+        return self._adapters
 
     @property
     def experts(self) -> None:
@@ -139,6 +146,8 @@ class DecoderGraph:
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
         scaling = self._config.scaling
+        if self._adapters is not None:
+            self._adapters.begin(segments)
         step = Step(segments, scale=self._config.score_scale, softcap=scaling.score_softcap)
         x = self._table(tokens)
         if scaling.embeddings != 1.0:
@@ -163,6 +172,8 @@ class DecoderGraph:
     def close(self) -> None:
         """Release the weights."""
         self._layers.clear()
+        if self._adapters is not None:
+            self._adapters.close()
         del self._table, self._head, self._layer_inputs
 
 

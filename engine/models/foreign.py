@@ -79,6 +79,11 @@ class ForeignGraph:
         """No accounts of experts' use."""
         return
 
+    @property
+    def adapters(self) -> None:
+        """No places for adapters: mlx-lm's modules are its own."""
+        return
+
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Logits [1, T, V] of the one segment whose `tokens` [1, T] these are; those not used are never computed."""
         (segment,) = segments

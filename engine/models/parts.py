@@ -122,8 +122,8 @@ class GatedFeedForward:
 
     def __init__(self, reader: WeightReader, family: Family, module: str, *, composed: bool) -> None:
         """Take the weights of `module` from `reader`."""
-        self._gate_up = reader.linear(*(f"{module}.{name}" for name in family.feed_forward))
-        self._down = reader.linear(f"{module}.{family.down}")
+        self._gate_up = reader.projection(*(f"{module}.{name}" for name in family.feed_forward))
+        self._down = reader.projection(f"{module}.{family.down}")
         self._gated = gated(family.activation, composed=composed)
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -137,8 +137,8 @@ class PlainFeedForward:
 
     def __init__(self, reader: WeightReader, family: Family, module: str, *, composed: bool) -> None:
         """Take the weights of `module` from `reader`."""
-        self._inner = reader.linear(*(f"{module}.{name}" for name in family.feed_forward))
-        self._down = reader.linear(f"{module}.{family.down}")
+        self._inner = reader.projection(*(f"{module}.{name}" for name in family.feed_forward))
+        self._down = reader.projection(f"{module}.{family.down}")
         self._activation = activation(family.activation, composed=composed)
 
     def __call__(self, x: mx.array) -> mx.array:

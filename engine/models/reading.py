@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.artifacts.weights import DenseTensor, dense
+from engine.contracts.adapters import AdapterTarget
 from engine.contracts.errors import UnsupportedArtifactError
 from engine.models.unpacking import Unpacker
 from engine.ops.dequantization import Dequantizer
@@ -19,6 +20,7 @@ from engine.ops.experts import build_experts, stack_experts
 from engine.ops.linear import (
     DenseLinear,
     DenseWeight,
+    Product,
     QuantizedLinear,
     QuantizedWeight,
     StackedLinear,
@@ -33,12 +35,11 @@ if TYPE_CHECKING:
 
     from engine.artifacts.tensors import QuantizedTensor, StoredTensor
     from engine.artifacts.weights import WeightStore
+    from engine.ops.adapted import AdaptedLinear, AdapterSites
     from engine.ops.experts import ExpertProduct
     from engine.ops.linear import Weight
     from engine.runtime.policy import LayoutPolicy
     from engine.runtime.unpack_kernel import UnpackKernel
-
-Product = DenseLinear | QuantizedLinear | StackedLinear | TiledLinear
 
 
 class WeightReader:
@@ -63,6 +64,7 @@ class WeightReader:
         self._before_each = before_each
         self._dtype = getattr(mx, layout.compute_dtype)
         self._row_tile_tokens: int | None = None
+        self.adapter_sites: AdapterSites | None = None
         self._tried_forms: set[tuple[int, int, str]] = set()
         self._dequantizer = Dequantizer()
         fills = unpack_kernel is not None and layout.dequantize and layout.compute_dtype == "float32"
@@ -84,6 +86,20 @@ class WeightReader:
         )
         self._settle(product.arrays())
         return self._tiled(product)
+
+    def projection(self, *modules: str) -> Product | AdaptedLinear:
+        """`linear` over projections that adapters may change, when `adapter_sites` collects them."""
+        sites = self.adapter_sites
+        if sites is None:
+            return self.linear(*modules)
+        shapes = [self._store.shape(f"{module}.weight") for module in modules]
+        return sites.place(
+            self.linear(*modules),
+            [
+                AdapterTarget(module=module, in_features=shape[1], out_features=shape[0])
+                for module, shape in zip(modules, shapes, strict=True)
+            ],
+        )
 
     def embedding(self, module: str) -> Embedding:
         """A token table."""

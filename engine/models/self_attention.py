@@ -26,14 +26,14 @@ class SelfAttention:
         self._heads, self._kv_heads, self._head_dim = config.heads, config.kv_heads, config.head_dim
         self._layer = layer
         self._rope = rope
-        self._query_key_value = reader.linear(*(f"{module}.{name}" for name in family.query_key_value))
+        self._query_key_value = reader.projection(*(f"{module}.{name}" for name in family.query_key_value))
         self._norms = [
             read_norm(reader, config, family, f"{module}.{name}")
             for name in (() if family.head_norms == "none" else ("q_norm", "k_norm"))
         ]
         self._gates = family.gates_attention
         self._norms_all_heads = family.head_norms == "all"
-        self._output = reader.linear(f"{module}.o_proj")
+        self._output = reader.projection(f"{module}.o_proj")
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden]; appends their keys and values."""

@@ -34,10 +34,10 @@ class VariedAttention:
         self._keys_are_values = config.keys_are_values(layer)
         self._is_donor = any(config.donor(other) == layer for other in range(layer + 1, config.layers))
         names = ("q_proj", "k_proj") if self._keys_are_values else ("q_proj", "k_proj", "v_proj")
-        self._query_key_value = reader.linear(*(f"{module}.{name}" for name in names))
+        self._query_key_value = reader.projection(*(f"{module}.{name}" for name in names))
         self._query_norm = read_norm(reader, config, family, f"{module}.q_norm")
         self._key_norm = read_norm(reader, config, family, f"{module}.k_norm")
-        self._output = reader.linear(f"{module}.o_proj")
+        self._output = reader.projection(f"{module}.o_proj")
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden]; appends their keys and values."""
@@ -69,9 +69,9 @@ class BorrowingAttention:
         self._heads, self._head_dim = config.heads, config.head_dim_of(layer)
         self._donor = config.donor(layer)
         self._rope = rope
-        self._query = reader.linear(f"{module}.q_proj")
+        self._query = reader.projection(f"{module}.q_proj")
         self._query_norm = read_norm(reader, config, family, f"{module}.q_norm")
-        self._output = reader.linear(f"{module}.o_proj")
+        self._output = reader.projection(f"{module}.o_proj")
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden] to what the donor has appended in this step."""

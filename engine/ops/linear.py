@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 class Linear(Protocol):
@@ -157,12 +157,23 @@ class TiledLinear:
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return the product of `x` [1, T, in]: [1, T, out]."""
-        tokens, tile = x.shape[1], self._tile_tokens
-        filled = mx.pad(x, [(0, 0), (0, -tokens % tile), (0, 0)]) if tokens % tile else x
-        # One product for each tile: mlx would fold tiles along another axis back into one tall product.
-        parts = [self._product(filled[:, start : start + tile]) for start in range(0, tokens, tile)]
-        joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
-        return joined[:, :tokens]
+        return multiply_by_tiles(self._product, x, self._tile_tokens)
+
+
+Product = DenseLinear | QuantizedLinear | StackedLinear | TiledLinear
+"""A product of any layout."""
+
+
+def multiply_by_tiles(product: Callable[[mx.array], mx.array], x: mx.array, tile_tokens: int | None) -> mx.array:
+    """`product` of `x` [1, T, in], by exactly `tile_tokens` tokens at once; None takes what there is."""
+    if tile_tokens is None:
+        return product(x)
+    tokens, tile = x.shape[1], tile_tokens
+    filled = mx.pad(x, [(0, 0), (0, -tokens % tile), (0, 0)]) if tokens % tile else x
+    # One product for each tile: mlx would fold tiles along another axis back into one tall product.
+    parts = [product(filled[:, start : start + tile]) for start in range(0, tokens, tile)]
+    joined = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+    return joined[:, :tokens]
 
 
 def multiplies_packed(bits: int, group_size: int, mode: str) -> bool:

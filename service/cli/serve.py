@@ -41,6 +41,8 @@ from service.signals import leave_on_signals
 @click.option("--kv-storage", help="How keys and values are stored: plain, affine4 or affine8 (-g32, -g64, -g128), "
               "config (the model's own list), turbo-k4v4 (other widths too), paged. Quantized forms take "
               "-start{tokens}. Default plain.")  # fmt: skip
+@click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
+              help="LoRA adapter that requests may select by its name; may be repeated.")  # fmt: skip
 @click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
 @click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
 @click.option("--log-level", help="debug, info, warning or error. Default info.")
@@ -53,4 +55,4 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     leave_on_signals()
     from service.process import run_process  # takes a second or two
 
-    run_process({name: value for name, value in flags.items() if value is not None}, config_file)
+    run_process({name: value for name, value in flags.items() if value not in (None, ())}, config_file)

@@ -25,6 +25,7 @@ from engine.contracts.graph import (
 )
 from engine.contracts.hlg import HlgCurve, HlgEotf, HlgOetf, HlgParametric, HlgPipeline, HlgShaper
 from engine.contracts.model import RuntimeInfo
+from engine.contracts.option_groups import AdapterSelection
 from engine.contracts.options import OptionDefaults, ResolvedOptions
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, TokenLogprobs, TopLogprob
 from mlxstream.v1 import error_pb2, options_pb2
@@ -79,6 +80,7 @@ FULL_OPTIONS = dataclasses.replace(
     xtc_special_tokens=(2, 10),
     logprobs=True,
     top_logprobs=3,
+    adapters=(AdapterSelection(id="b", scale=0.0), AdapterSelection(id="a", scale=0.5)),
 )
 FULL_STARTED = GenerationStarted(
     generation_id="g-1",

@@ -69,6 +69,13 @@ def test_a_key_of_a_later_build_or_a_slip_is_refused_by_name(
         ("prefix_cache_disk_bytes", 1000),
         ("kv_storage", "affine5"),
         ("kv_storage", ""),
+        ("adapters", ("a",)),
+        ("adapters", ("a=",)),
+        ("adapters", ("=folder",)),
+        ("adapters", ("a+b=folder",)),
+        ("adapters", ("a=x", "a=y")),
+        ("adapters", 3),
+        ("adapters", [3]),
         ("device", "tpu"),
         ("dtype", "int4"),
         ("log_level", "loud"),
@@ -81,6 +88,19 @@ def test_a_value_out_of_range_is_refused_by_name_in_one_line(key: str, value: ob
         load_settings({"model": "m", key: value}, None)
     assert str(failure.value).startswith(f"{key}: ")
     assert "\n" not in str(failure.value)
+
+
+def test_adapters_are_named_folders_from_flags_a_variable_or_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = (("a", Path("x=1")), ("b.c", Path("/y")))
+    assert load_settings({"model": "m"}, None).engine_settings().adapters == ()
+    flags = {"model": "m", "adapters": ("a=x=1", "b.c=/y")}
+    assert load_settings(flags, None).engine_settings().adapters == wanted
+    file = write(tmp_path, 'adapters = ["a=x=1", "b.c=/y"]\n')
+    assert load_settings({"model": "m"}, file).engine_settings().adapters == wanted
+    monkeypatch.setenv("MLX_STREAM_ADAPTERS", "a=x=1,b.c=/y")
+    assert load_settings({"model": "m"}, None).engine_settings().adapters == wanted
 
 
 def test_a_missing_model_is_named() -> None:

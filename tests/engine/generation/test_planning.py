@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from engine.contracts.adapters import AdapterInfo
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition, PagedKvComposition
-from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
+from engine.contracts.errors import InvalidRequestError, NotFoundError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
 from engine.contracts.hlg import HlgOetf
 from engine.contracts.kv_scheme import AffineKv
@@ -28,7 +29,6 @@ from engine.generation.planning import (
 )
 
 VALUES = {
-    "adapters": (AdapterSelection(id="a"),),
     "constraint": Constraint(kind="json_object"),
     "checkpoint_every_tokens": 16,
     "speculation": SpeculationOptions(draft_tokens=2),
@@ -60,8 +60,23 @@ HONOURED = {
     "xtc_special_tokens": (1,),
     "logprobs": True,
     "top_logprobs": 3,
+    "adapters": (AdapterSelection(id="a"), AdapterSelection(id="b", scale=0.5)),
 }
 SHARING = {"cache_session_id": "s", "cache": CacheOptions(bypass=True)}
+
+
+def adapter(name, revision="1"):
+    return AdapterInfo(
+        id=name,
+        revision=revision,
+        rank=4,
+        scale=1.0,
+        mounted_layers=1,
+        applied_tensors=2,
+        skipped_tensors=(),
+        file_bytes=1,
+        resident_bytes=1,
+    )
 
 
 def model(**changes):
@@ -91,6 +106,7 @@ def model(**changes):
         stored_quantization="",
         has_chat_template=False,
         load_seconds=0.0,
+        adapters=(adapter("a"), adapter("b")),
     )
     return dataclasses.replace(info, **changes)
 
@@ -219,10 +235,29 @@ def test_the_plan_tells_whether_company_can_change_a_rows_bits(tile):
     assert found.row_tile_tokens == tile
 
 
-def prefix_of(composition=COMPOSITION_DEFAULTS, *, store_is_on=True, **options):
-    asked = GenerateOptions(**options)
+MOUNTED = (adapter("a"), adapter("b"))
+
+
+def prefix_of(composition=COMPOSITION_DEFAULTS, *, store_is_on=True, adapters=MOUNTED, adapters_asked=(), **options):
+    asked = GenerateOptions(adapters=tuple(adapters_asked), **options)
     refuse_unavailable(asked)
-    return resolve_prefix(asked, resolve(asked), composition, store_is_on=store_is_on)
+    info = model(composition=composition, adapters=adapters)
+    return resolve_prefix(asked, resolve(asked, info=info), info, store_is_on=store_is_on)
+
+
+def test_an_adapter_that_is_not_mounted_is_not_found_by_its_name():
+    with pytest.raises(NotFoundError, match="no adapter named 'c'; known: a, b") as caught:
+        resolve(GenerateOptions(adapters=(AdapterSelection(id="a"), AdapterSelection(id="c"))))
+    assert (caught.value.kind, caught.value.name) == ("adapter", "c")
+
+
+def test_every_set_of_adapters_has_a_namespace_of_its_own_and_so_has_a_new_file_under_an_old_name():
+    sets = [(), ("a",), ("b",), ("a", "b"), ("b", "a")]
+    uses = [prefix_of(adapters_asked=[AdapterSelection(id=name) for name in names]) for names in sets]
+    uses.append(prefix_of(adapters_asked=[AdapterSelection(id="a", scale=0.5)]))
+    uses.append(prefix_of(adapters=(adapter("a", "2"),), adapters_asked=[AdapterSelection(id="a")]))
+    assert len({use.namespace for use in uses}) == len(uses)
+    assert prefix_of(adapters=()).namespace == prefix_of().namespace
 
 
 def test_the_prefix_store_is_shared_unless_it_is_bypassed_or_off():

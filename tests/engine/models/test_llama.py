@@ -149,11 +149,11 @@ def test_a_packed_table_that_is_the_head_too_counts_once(tmp_path, pretranspose)
 
 
 def test_a_graph_promises_nothing_that_a_request_is_refused(tmp_path):
-    """Adapters and speculation are refused by name, so they are not declared either."""
+    """Speculation is refused by name, so it is not declared either."""
     tiny_llama.write(tmp_path)
     nothing = dict.fromkeys(SpeculationCapability.__dataclass_fields__, False)
     assert tiny_llama.bind(tmp_path).declaration == GraphDeclaration(
-        adapters=AdapterCapability(batched=False, mountable=False),
+        adapters=AdapterCapability(batched=True, mountable=True),
         kv=KvCapability(dense_reads=False, delayed_affine="ordinary"),
         speculation=SpeculationCapability(**nothing),
     )
