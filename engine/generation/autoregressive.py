@@ -86,10 +86,12 @@ class PendingStep:
         """Whether `row` may take part in the next step before this one is read.
 
         Its first token may not: it is wanted on the host before anything else is computed. Its last has no successor.
+        Where guesses keep turning out wrong, what follows them would only be taken back.
         """
         if row not in self._places:
             return True
-        return 0 < row.next_index < row.options.max_tokens - 1 and row not in self._rows_misled_before()
+        has_successor = 0 < row.next_index < row.options.max_tokens - 1
+        return has_successor and row.is_guessed_well and row not in self._rows_misled_before()
 
     def read(self) -> list[SampledToken | RowFault | None]:
         """Wait, and return what `run_packed_step` returns.
@@ -97,33 +99,31 @@ class PendingStep:
         None also stands for a row that was fed a token which turned out to be another: it stands where it stood.
         """
         misled = self._rows_misled_before()
+        astray = {share.row for share in self._shares if share.follows is not None and share.row in misled}
         self._after = None
         if self._sampled is None:
             mx.synchronize()  # holding a cache's arrays, to wait for them alone, would make the next step copy them
-        drawn = iter([] if self._sampled is None else self._read_tokens(self._sampled))
-        return [self._settled(share, next(drawn), misled) if share.unit.samples else None for share in self._shares]
+        drawn = iter([] if self._sampled is None else self._read_tokens(self._sampled, astray))
+        tokens = [next(drawn) if share.unit.samples else None for share in self._shares]
+        for row in astray:
+            self._take_back(row)
+        return [None if share.row in astray else token for share, token in zip(self._shares, tokens, strict=True)]
 
     def _rows_misled_before(self) -> set[Row]:
         return set() if self._after is None else self._after._misled  # noqa: SLF001 - its own kind
 
-    def _read_tokens(self, sampled: SampledTokens) -> list[SampledToken | RowFault]:
+    def _read_tokens(self, sampled: SampledTokens, astray: set[Row]) -> list[SampledToken | RowFault]:
         read = sampled.read()
-        self._misled = {row for row, place in self._places.items() if place in sampled.corrected}
+        self._misled = {row for row, place in self._places.items() if place in sampled.corrected} - astray
         for row in self._misled:
-            row.mislead()
+            row.correct()
         return [_NOT_FINITE if token is None else token for token in read]
 
-    def _settled(
-        self, share: _Share, token: SampledToken | RowFault, misled: set[Row]
-    ) -> SampledToken | RowFault | None:
-        if share.follows is None or share.row not in misled:
-            return token
-        self._misled.discard(share.row)
-        if all(cache.trimmable_tokens for cache in share.row.caches):
-            share.row.step_back()
+    def _take_back(self, row: Row) -> None:
+        if all(cache.trimmable_tokens for cache in row.caches):
+            row.step_back()
         else:
-            share.row.restart(self._binding.make_cache())
-        return None
+            row.restart(self._binding.make_cache())
 
 
 @dataclass(frozen=True, slots=True)

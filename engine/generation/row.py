@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from engine.generation.text import TextAssembler
 
 
+CORRECTION_MEMORY_TOKENS = 64
+"""Two corrections within so many tokens make a row wait for its tokens, until so many pass without two."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowUnit:
     """What one row contributes to a step: a stretch of its prompt, or its pending token."""
@@ -91,6 +95,8 @@ class Row:
         self._fed_tokens = 0
         self._position = 0
         self._is_astray = False
+        self._corrected_at: int | None = None
+        self._waits_until = 0
         self._cached_tokens = 0
         self._told_prefilled = 0
         self._generated: list[int] = []
@@ -143,6 +149,11 @@ class Row:
         """Completion index of the token that will be sampled next."""
         return len(self._generated)
 
+    @property
+    def is_guessed_well(self) -> bool:
+        """Whether the guess for the next token is worth a step ahead: not while guesses turn out wrong repeatedly."""
+        return len(self._generated) >= self._waits_until
+
     def next_width(self, limit_tokens: int) -> int:
         """Tokens of the next unit when `limit_tokens` may be spent; an exact chunk may pass the limit."""
         return self._prefill_step(limit_tokens).tokens if self.is_prefilling else 1
@@ -175,9 +186,13 @@ class Row:
             self._fed_tokens += len(unit.tokens)
         self._position += len(unit.tokens)
 
-    def mislead(self) -> None:
-        """The token that is read now is not the one that a step ahead, if there is one, was fed for it."""
-        if self._position > len(self._prompt) + len(self._generated):
+    def correct(self) -> None:
+        """The token that is read now is not the one that the device guessed and that a step ahead may have seen."""
+        index = len(self._generated)
+        if self._corrected_at is not None and index <= self._corrected_at + CORRECTION_MEMORY_TOKENS:
+            self._waits_until = index + CORRECTION_MEMORY_TOKENS
+        self._corrected_at = index
+        if self._position > len(self._prompt) + index:
             self._is_astray = True
 
     def step_back(self) -> None:

@@ -18,7 +18,7 @@ from engine.sampling.choice import Choice
 from engine.sampling.columns import Columns, best_columns
 from engine.sampling.cuts import DOUBT, Cuts, find_cuts, find_cuts_with_exclusion
 from engine.sampling.keys import step_key
-from engine.sampling.recipe import LARGEST
+from engine.sampling.recipe import LARGEST, SMALLEST
 from engine.sampling.replacement import replaced
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def draw_by_mass(scores: mx.array, draws: Sequence[Draw], totals: mx.array, odds
         totals: sums [Q] of the odds.
         odds: e^score [Q, V].
     """
-    share = mx.array([one.recipe.top_p for one in draws]) * totals * (1 + DOUBT)
+    share = mx.maximum(mx.array([one.recipe.top_p for one in draws]) * totals * (1 + DOUBT), SMALLEST)
 
     def is_gone(score: mx.array) -> mx.array:
         return mx.sum(mx.where(scores > score, odds, 0.0), axis=-1, keepdims=True) >= share[:, None]

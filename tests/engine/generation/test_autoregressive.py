@@ -14,7 +14,7 @@ from engine.contracts.graph import GraphDeclaration
 from engine.contracts.options import ResolvedOptions
 from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
-from engine.generation.row import Row, RowFault
+from engine.generation.row import CORRECTION_MEMORY_TOKENS, Row, RowFault
 from engine.models.foreign_state import ForeignStates
 from engine.sampling.mass import log_softmax
 from engine.state.block_pool import BlockPool
@@ -271,6 +271,30 @@ def test_recurrent_rows_take_a_wrong_guess_back_and_never_wait_for_it():
     found, overlapped = ahead(graph, rows())
     assert found == [[0] * 9] * 2
     assert overlapped > 0
+
+
+class NearTiesAtFirst(NearTiesOfOneSum):
+    """The same, but after ten tokens the scores are clear, whatever was fed."""
+
+    def hidden(self, tokens, segments):
+        (segment,) = segments
+        (state,) = segment.caches
+        fed = segment.length + (0 if state.caches[0][0] is None else state.caches[0][0].item())
+        state.caches[0][0] = mx.array(fed)
+        state.advance(segment.length)
+        return mx.full((1, segment.length, 1), self.plain if fed > 10 else 0)
+
+
+def test_a_row_whose_guesses_are_often_wrong_waits_for_its_tokens_and_tries_again_later():
+    binding = bound(NearTiesAtFirst(plain=7), ForeignStates(lambda: [ArraysCache(1)]), packed=False)
+    made = row(binding.make_cache(), [1, 2], max_tokens=150)
+    restarts, restart = [], made.restart
+    made.restart = lambda caches: restarts.append(made.next_index) or restart(caches)
+    [found], overlapped = ahead(binding, [made])
+    assert found == [0] * 9 + [VOCAB - 1] * 141
+    assert restarts == [2]
+    waited = 8 + CORRECTION_MEMORY_TOKENS
+    assert overlapped == 1 + 149 - waited
 
 
 def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it():

@@ -102,6 +102,13 @@ def test_where_the_cut_is_not_known_a_removed_token_is_seldom_the_guess():
     assert corrected <= 9
 
 
+def test_a_mass_too_small_for_single_precision_still_keeps_the_most_likely_token():
+    given_rows = mx.array(rows(9, 20, LARGE, 2.0))
+    sampled = sample(given_rows, [draw(step, temperature=1.0, top_p=1e-46) for step in range(20)])
+    sampled.read()
+    assert sampled.corrected == frozenset()
+
+
 def test_a_row_draws_the_same_in_any_company():
     given_rows = mx.array(rows(7, 8, LARGE, 2.0))
     draws = [draw(step, temperature=0.9, seed=3, **change) for step, change in enumerate(COMMON.values())]
