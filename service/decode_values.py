@@ -17,7 +17,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from engine.contracts.curve_points import MAX_CURVE_POINTS
 from engine.contracts.errors import MAX_VIOLATIONS, FieldViolation, InvalidRequestError
 from engine.contracts.option_groups import MAX_CHOICES
-from engine.contracts.options import MAX_ADAPTERS, MAX_LOGIT_BIASES, MAX_STOP_SEQUENCES, MAX_TOKEN_IDS
+from engine.contracts.options import (
+    MAX_ADAPTERS,
+    MAX_LOGIT_BIASES,
+    MAX_PROTECTED_IDS,
+    MAX_STOP_SEQUENCES,
+    MAX_TOKEN_IDS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sized
@@ -38,7 +44,7 @@ MAX_ELEMENTS: Final[Mapping[str, int]] = MappingProxyType(
         "mlxstream.v1.TokenIds.ids": MAX_TOKEN_IDS,
         "mlxstream.v1.ChoiceConstraint.choices": MAX_CHOICES,
         "mlxstream.v1.GenerateOptions.stop_sequences": MAX_STOP_SEQUENCES,
-        "mlxstream.v1.GenerateOptions.xtc_special_tokens": MAX_TOKEN_IDS,
+        "mlxstream.v1.GenerateOptions.xtc_special_tokens": MAX_PROTECTED_IDS,
         "mlxstream.v1.GenerateOptions.curve": MAX_CURVE_POINTS,
         "mlxstream.v1.GenerateOptions.logit_bias": MAX_LOGIT_BIASES,
         "mlxstream.v1.GenerateOptions.adapters": MAX_ADAPTERS,

@@ -42,7 +42,7 @@ BAD = [
     *single("min_tokens_to_keep", 0),
     *single("xtc_probability", -1, -1e-45, JUST_ABOVE_ONE, *NOT_FINITE),
     *single("xtc_threshold", -1, -1e-45, 0.51, JUST_ABOVE_ONE, *NOT_FINITE),
-    *single("xtc_special_tokens", [1] * 1025),
+    *single("xtc_special_tokens", [1] * 2049),
     *single("hlg", {}),
     *single("curve", SOME_POINTS[:1], [{"x_percent": i / 100, "y_percent": 1} for i in range(1025)]),
     *single("curve", pair(x_percent=-1), pair(x_percent=100.1), path="curve[0].x_percent"),

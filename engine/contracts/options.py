@@ -38,6 +38,7 @@ XTC_THRESHOLD: Final = 0.1
 PENALTY_WINDOW_TOKENS: Final = 20
 """Newest tokens that a penalty sees when its own window is not set."""
 MAX_TOKEN_IDS: Final = 1024
+MAX_PROTECTED_IDS: Final = 2 * MAX_TOKEN_IDS  # the default holds all end tokens and a line break
 MAX_LOGIT_BIASES: Final = 65_536
 MAX_ADAPTERS: Final = 64
 
@@ -71,7 +72,7 @@ _COUNTS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "stop_sequences": MAX_STOP_SEQUENCES,
         "eos_token_ids": MAX_TOKEN_IDS,
-        "xtc_special_tokens": MAX_TOKEN_IDS,
+        "xtc_special_tokens": MAX_PROTECTED_IDS,
         "logit_bias": MAX_LOGIT_BIASES,
         "adapters": MAX_ADAPTERS,
     }

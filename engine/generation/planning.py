@@ -120,7 +120,7 @@ def resolve_options(
         frequency_context_size=_first(options.frequency_context_size, PENALTY_WINDOW_TOKENS),
         xtc_probability=_first(options.xtc_probability, 0.0),
         xtc_threshold=_first(options.xtc_threshold, XTC_THRESHOLD),
-        xtc_special_tokens=options.xtc_special_tokens or (*eos_token_ids, *line_break_ids),
+        xtc_special_tokens=options.xtc_special_tokens or tuple(dict.fromkeys((*eos_token_ids, *line_break_ids))),
         hlg=options.hlg,
         curve=options.curve,
         logprobs=_first(options.logprobs, False),

@@ -111,7 +111,7 @@ def test_a_default_is_stated(field: str, number: float) -> None:
         ("GenerateOptions.stop_sequences", f"At most {options.MAX_STOP_SEQUENCES}, each of 1 to"),
         ("GenerateOptions.stop_sequences", f"1 to {options.MAX_STOP_CHARACTERS} characters"),
         ("TokenIds.ids", f"at most {options.MAX_TOKEN_IDS:,}"),
-        ("GenerateOptions.xtc_special_tokens", f"at most {options.MAX_TOKEN_IDS:,}"),
+        ("GenerateOptions.xtc_special_tokens", f"at most {options.MAX_PROTECTED_IDS:,}"),
         ("GenerateOptions.logit_bias", f"at most {options.MAX_LOGIT_BIASES:,} entries"),
         ("GenerateOptions.adapters", f"at most {options.MAX_ADAPTERS}"),
         ("GenerateOptions.curve", f"{MIN_CURVE_POINTS} to {MAX_CURVE_POINTS:,} points"),

@@ -220,7 +220,7 @@ def test_the_least_likely_top_choice_stays():
 
 @states(
     "From 0 to 0.5; no effect while `xtc_probability` is 0. Default 0.1.",
-    "Ids that XTC never drops, in place of the default ones; at most 1,024.",
+    "Ids that XTC never drops, in place of the default ones; at most 2,048.",
     "Default: the end tokens and the line break.",
 )
 async def test_end_tokens_and_the_line_break_are_protected_by_default(whole):

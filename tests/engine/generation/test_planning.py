@@ -165,6 +165,15 @@ def test_xtc_protects_the_end_tokens_and_the_line_break_unless_told_otherwise():
     assert resolve(GenerateOptions()).xtc_special_tokens == (2, 3, 10)
     assert resolve(GenerateOptions(eos_token_ids=(7,))).xtc_special_tokens == (7, 10)
     assert resolve(GenerateOptions(xtc_special_tokens=(4,))).xtc_special_tokens == (4,)
+    assert resolve(GenerateOptions(eos_token_ids=(7, 10, 7))).xtc_special_tokens == (7, 10)
+
+
+def test_what_xtc_protects_by_default_can_be_asked_for_however_many_end_tokens_there_are():
+    info = model()
+    info = model(geometry=dataclasses.replace(info.geometry, vocab_size=5000))
+    protected = resolve(GenerateOptions(eos_token_ids=tuple(range(100, 1124))), info=info).xtc_special_tokens
+    assert len(protected) == 1025
+    assert resolve(GenerateOptions(xtc_special_tokens=protected), info=info).xtc_special_tokens == protected
 
 
 def test_the_threshold_of_xtc_is_a_tenth_unless_it_is_set():
