@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.adapters.plan import plan_mount, refuse_permuted_rows
+from engine.adapters.plan import plan_mount
+from engine.artifacts.gguf_architectures import permutes_rows
 from engine.artifacts.model_files import naming_folder, require_regular
 from engine.contracts.adapters import AdapterInfo
 from engine.contracts.errors import CorruptArtifactError
@@ -34,8 +35,9 @@ def mount(files: AdapterFiles, sites: AdapterSites, artifact: Artifact, *, compu
         ArtifactError: it does not fit the model, cannot be read any more, or holds numbers that are not finite.
     """
     with naming_folder(files.weights.parent):
-        refuse_permuted_rows(files, artifact)
-        plan = plan_mount(files, sites.targets, artifact.tensors)
+        permutes = artifact.kind == "gguf" and permutes_rows(artifact.config.model_type)
+        permuted_head_dim = artifact.config.head_dim if permutes else 0
+        plan = plan_mount(files, sites.targets, artifact.tensors, permuted_head_dim=permuted_head_dim)
         pairs = _read(plan, getattr(mx, compute_dtype))
     sites.attach(files.id, pairs)
     layers = {re.sub(r"(layers\.\d+)\..*", r"\1", module) for module in pairs}
@@ -72,6 +74,9 @@ def _pair(pair: PlannedPair, arrays: object, dtype: mx.Dtype) -> LowRankPair:
     a, b = (_matrix(header, arrays, dtype) for header in (pair.stored.a, pair.stored.b))
     if pair.is_transposed:
         a, b = mx.contiguous(a.T), mx.contiguous(b.T)
+    if pair.permuted_head_dim:
+        halves = b.reshape(pair.rank, -1, 2, pair.permuted_head_dim // 2)
+        b = mx.contiguous(halves.swapaxes(-1, -2).reshape(pair.rank, -1))
     return LowRankPair(a, b, pair.scale)
 
 

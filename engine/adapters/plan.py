@@ -6,24 +6,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.artifacts.consistency import listed
-from engine.contracts.errors import CorruptArtifactError, UnsupportedArtifactError
+from engine.contracts.errors import CorruptArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
 
     from engine.adapters.files import AdapterFiles, StoredPair
-    from engine.artifacts.artifact import Artifact
     from engine.contracts.adapters import AdapterTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPair:
-    """A pair that fits: `is_transposed` where A is stored as [r, in] and B as [out, r]."""
+    """A pair that fits: `is_transposed` where A is stored as [r, in] and B as [out, r].
+
+    `permuted_head_dim` is the size of a head where the model holds the projection's rows as converters to GGUF permute
+    them, so that rotation pairs neighbours; 0 where they are in their own order.
+    """
 
     stored: StoredPair
     rank: int
     scale: float
     is_transposed: bool
+    permuted_head_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +39,17 @@ class MountPlan:
     skipped: tuple[str, ...]
 
 
-def plan_mount(files: AdapterFiles, targets: Mapping[str, AdapterTarget], stored: Container[str]) -> MountPlan:
+def plan_mount(
+    files: AdapterFiles,
+    targets: Mapping[str, AdapterTarget],
+    stored: Container[str],
+    *,
+    permuted_head_dim: int = 0,
+) -> MountPlan:
     """Fit `files` to the projections `targets` of a model whose tensors are `stored`.
 
-    A pair of a module that the model has, and that takes no adapters, is skipped.
+    A pair of a module that the model has, and that takes no adapters, is skipped. `permuted_head_dim` is for its
+    queries and keys, see `PlannedPair`.
 
     Raises:
         CorruptArtifactError: a pair is of no module of the model, or does not fit it, or none is left to apply; every
@@ -48,7 +59,8 @@ def plan_mount(files: AdapterFiles, targets: Mapping[str, AdapterTarget], stored
     for pair in files.pairs:
         target = targets.get(pair.module)
         if target is not None:
-            fitted = _fitted(files, pair, target)
+            is_permuted = pair.module.endswith((".q_proj", ".k_proj"))
+            fitted = _fitted(files, pair, target, permuted_head_dim if is_permuted else 0)
             if isinstance(fitted, str):
                 bad.append(fitted)
             else:
@@ -66,25 +78,7 @@ def plan_mount(files: AdapterFiles, targets: Mapping[str, AdapterTarget], stored
     return MountPlan(files=files, pairs=tuple(planned), skipped=tuple(skipped))
 
 
-def refuse_permuted_rows(files: AdapterFiles, artifact: Artifact) -> None:
-    """Refuse an adapter of queries or keys over a GGUF file that holds their rows in another order.
-
-    The converters of some families permute them, so that rotation pairs neighbours.
-
-    Raises:
-        UnsupportedArtifactError: it is so.
-    """
-    permutes = artifact.kind == "gguf" and any(rope and rope.traditional for rope in artifact.config.layer_ropes)
-    touched = [pair.module for pair in files.pairs if pair.module.endswith((".q_proj", ".k_proj"))]
-    if permutes and touched:
-        raise UnsupportedArtifactError(
-            files.weights.name,
-            f"is for rows in their original order, and {artifact.path.name} holds {touched[0]} in another; "
-            "use the model's safetensors",
-        )
-
-
-def _fitted(files: AdapterFiles, pair: StoredPair, target: AdapterTarget) -> PlannedPair | str:
+def _fitted(files: AdapterFiles, pair: StoredPair, target: AdapterTarget, permuted_head_dim: int) -> PlannedPair | str:
     """The pair as it is applied, or what is wrong with it."""
     a, b = pair.a.shape, pair.b.shape
     shapes = f"{pair.module} ({list(a)} and {list(b)}"
@@ -100,4 +94,10 @@ def _fitted(files: AdapterFiles, pair: StoredPair, target: AdapterTarget) -> Pla
         return f"{shapes}; the projection takes {target.in_features} to {target.out_features})"
     if files.rule.rank not in (None, rank):
         return f"{pair.module} (rank {rank}; the configuration states {files.rule.rank})"
-    return PlannedPair(stored=pair, rank=rank, scale=files.rule.of_rank(rank), is_transposed=is_transposed)
+    return PlannedPair(
+        stored=pair,
+        rank=rank,
+        scale=files.rule.of_rank(rank),
+        is_transposed=is_transposed,
+        permuted_head_dim=permuted_head_dim,
+    )

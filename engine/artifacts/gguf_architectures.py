@@ -54,6 +54,11 @@ class Architecture:
     traditional: bool = False
     layers_of_widest: int = 0
 
+    @property
+    def permutes_rows(self) -> bool:
+        """Whether the converter permutes rows of queries and keys: the family itself does not pair neighbours."""
+        return self.traditional and not self.family.defaults.get("rope_traditional", False)
+
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(family=LLAMA, traditional=True),
@@ -69,6 +74,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "granite": Architecture(family=GRANITE, traditional=True),
     "starcoder2": Architecture(family=STARCODER2),
 }
+
+
+def permutes_rows(model_type: str) -> bool:
+    """Whether GGUF files of the family called `model_type` hold rows of queries and keys in another order."""
+    return any(one.permutes_rows for one in ARCHITECTURES.values() if one.family.name == model_type)
 
 
 def canonical_name(family: Family, name: str) -> str:

@@ -1,15 +1,13 @@
 """An adapter that does not fit in every tensor is refused by the name of what is wrong, before a tensor is read."""
 
 import json
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
 
 from engine.adapters.config import read_scale_rule
 from engine.adapters.files import canonical_module, open_adapters
-from engine.adapters.plan import plan_mount, refuse_permuted_rows
+from engine.adapters.plan import plan_mount
 from engine.contracts.adapters import AdapterTarget
 from engine.contracts.errors import (
     ArtifactError,
@@ -18,7 +16,6 @@ from engine.contracts.errors import (
     MissingArtifactError,
     UnsupportedArtifactError,
 )
-from engine.contracts.rope import RopeConfig
 from tests.engine.adapters import tiny_adapters
 
 MODULES = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qv"]
@@ -216,24 +213,3 @@ def test_an_id_is_given_once(tmp_path):
     folder = tiny_adapters.write_mlx(tmp_path / "a", tensors())
     with pytest.raises(ConfigurationError, match="'a' is given twice"):
         open_adapters([("a", folder), ("a", folder)])
-
-
-@pytest.mark.parametrize(
-    ("kind", "traditional", "refuses"), [("gguf", True, True), ("gguf", False, False), ("huggingface", True, False)]
-)
-def test_queries_over_a_gguf_file_that_permutes_their_rows_are_refused(tmp_path, kind, traditional, refuses):
-    """Only their order makes them unfit: other projections, files and families are taken."""
-    config = SimpleNamespace(layer_ropes=(None, RopeConfig(dims=4, context_length=8, traditional=traditional)))
-    artifact = SimpleNamespace(kind=kind, config=config, path=tmp_path / "model.gguf")
-    touching, other = (
-        open_adapters([(name, tiny_adapters.write_mlx(tmp_path / name, tensors(modules)))])[0]
-        for name, modules in (("a", MODULES), ("b", MODULES[1:2]))
-    )
-    refuse_permuted_rows(other, artifact)
-    expected = (
-        pytest.raises(UnsupportedArtifactError, match=r"model.gguf holds .*q_proj in another")
-        if refuses
-        else nullcontext()
-    )
-    with expected:
-        refuse_permuted_rows(touching, artifact)
