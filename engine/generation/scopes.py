@@ -1,36 +1,18 @@
-"""Scopes around work on a graph: adapters in use, wired memory.
+"""The scope around work on a graph: wired memory, which the engine holds from first work to idle, not per row.
 
-Each restores what it changed on every exit. Wired memory is held by the engine from first work to idle, not per row.
+It restores what it changed on every exit. Which adapters apply is a fact of each row's part of a step.
 Source: reference, autoregressive §8; denoising-and-models §7.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
 WIRED_SHARE = 0.5
 """Wire a model that holds more than this share of the device's recommended working set."""
-
-
-class AdapterState(Protocol):
-    """The ordered ids of the adapters that a graph applies now."""
-
-    active: list[str]
-
-
-@contextmanager
-def adapter_scope(state: AdapterState, adapters: Sequence[str]) -> Iterator[None]:
-    """Apply `adapters` (ordered ids) inside, and restore the previous ones on any exit."""
-    previous = state.active
-    state.active = list(adapters)
-    try:
-        yield
-    finally:
-        state.active = previous
 
 
 def needs_wired_limit(

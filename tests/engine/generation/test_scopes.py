@@ -2,20 +2,7 @@
 
 import pytest
 
-from engine.generation.scopes import WiredScope, adapter_scope, needs_wired_limit
-
-
-class Adapters:
-    def __init__(self):
-        self.active = ["base"]
-
-
-def test_adapters_are_swapped_inside_and_restored_after_a_fault():
-    adapters = Adapters()
-    with pytest.raises(RuntimeError), adapter_scope(adapters, ("a", "b")):
-        assert adapters.active == ["a", "b"]
-        raise RuntimeError("a fault")
-    assert adapters.active == ["base"]
+from engine.generation.scopes import WiredScope, needs_wired_limit
 
 
 @pytest.mark.parametrize(
