@@ -50,15 +50,17 @@ def generate(
     text = _read_prompt(prompt)
     with connected(target, timeout_seconds) as client:
         asked = _prompt(client, text, chat=True if system is not None else chat, system=system, model=model)
-        logprobs = logprobs or top_logprobs is not None
         wanted = set_options({**options, "logprobs": logprobs, "top_logprobs": top_logprobs})
-        delivery = {**PROGRESS_DELIVERY, "include_token_bytes": logprobs}
+        told = bool(wanted.get("logprobs") or wanted.get("top_logprobs"))
+        if told:
+            wanted["logprobs"] = True
+        delivery = {**PROGRESS_DELIVERY, "include_token_bytes": told}
         stream = client.stream(asked, model=model, delivery=delivery, **wanted)
         if as_json:
             return show_as_json(stream, sys.stdout)
         console = Console(stderr=True)
         answer = Terminal(sys.stdout, console).show(stream)
-        if logprobs:
+        if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
         if answer.interrupted:
             raise SystemExit(EXIT_INTERRUPTED)

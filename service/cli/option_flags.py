@@ -43,12 +43,15 @@ def parse_option(text: str) -> tuple[str, Any]:
 
 _FLAGS: Final = (
     click.option("--max-tokens", type=click.IntRange(min=1), metavar="COUNT",
-                 help="Most tokens to generate. Default 512."),
+                 help="Most tokens to generate. Default: the model's, else 512."),
     click.option("--temperature", type=float, help="0 always takes the likeliest token. Default: the model's, else 0."),
-    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability mass."),
-    click.option("--top-k", type=_COUNT, metavar="COUNT", help="Keep this many of the likeliest tokens."),
-    click.option("--min-p", type=float, help="Keep tokens at least this probable relative to the likeliest."),
-    click.option("--min-tokens-to-keep", type=_COUNT, metavar="COUNT",
+    click.option("--top-p", type=float, help="Keep the likeliest tokens up to this probability mass. "
+                 "Default: the model's, else off."),
+    click.option("--top-k", type=_COUNT, metavar="COUNT",
+                 help="Keep this many of the likeliest tokens. Default: the model's, else off."),
+    click.option("--min-p", type=float, help="Keep tokens at least this probable relative to the likeliest. "
+                 "Default: the model's, else off."),
+    click.option("--min-tokens-to-keep", type=click.IntRange(min=1), metavar="COUNT",
                  help="Tokens that --min-p keeps anyway. Default 1."),
     click.option("--xtc-probability", type=float, help="How often to drop all top choices but the least likely (XTC)."),
     click.option("--xtc-threshold", type=float, help="Probability that makes a top choice. Default 0.1."),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from mlxstream.v1.result_pb2 import GeneratedToken
 from service.cli.terminal import harmless
 
+_GAP: Final = "  "
 _SURE: Final = 0.5
 _UNSURE: Final = 0.1
 
@@ -25,20 +28,40 @@ def probability_table(tokens: Sequence[GeneratedToken], text_of: Callable[[int],
         text_of: the text of a candidate by its id; asked once for each id that was never chosen.
     """
     table = Table(box=None, pad_edge=False)
-    table.add_column("token", overflow="fold")
+    table.add_column("token")
     table.add_column("probability", justify="right")
     table.add_column("log", justify="right")
-    table.add_column("most likely", overflow="fold")
+    table.add_column("most likely")
     shown = {token.token: shown_token(token.text_bytes) for token in tokens}
     for token in tokens:
         candidates = []
         for one in token.logprobs.top:
             if one.token not in shown:
-                shown[one.token] = quoted(text_of(one.token))
+                shown[one.token] = _shown_candidate(one.token, text_of(one.token))
             candidates.append(Text.assemble(shown[one.token], " ", _probability(one.logprob)))
         logprob = token.logprobs.logprob
-        table.add_row(Text(shown[token.token]), _probability(logprob), f"{logprob:.3f}", Text("  ").join(candidates))
+        table.add_row(_Pieces([Text(shown[token.token])]), _probability(logprob), f"{logprob:.3f}", _Pieces(candidates))
     return table
+
+
+class _Pieces:
+    """Texts beside each other, on as many lines as that takes: a line ends between two of them, never inside one."""
+
+    def __init__(self, pieces: Sequence[Text]) -> None:
+        self._pieces = pieces
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Text]:
+        line = Text(overflow="fold")
+        for piece in self._pieces:
+            if line and line.cell_len + len(_GAP) + piece.cell_len > options.max_width:
+                yield line
+                line = Text(overflow="fold")
+            line.append(_GAP if line else "").append_text(piece)
+        yield line
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widths = [piece.cell_len for piece in self._pieces] or [0]
+        return Measurement(max(widths), sum(widths) + len(_GAP) * (len(widths) - 1)).with_maximum(options.max_width)
 
 
 def shown_token(text_bytes: bytes) -> str:
@@ -47,6 +70,11 @@ def shown_token(text_bytes: bytes) -> str:
         return quoted(text_bytes.decode())
     except UnicodeDecodeError:
         return f"bytes {text_bytes.hex(' ')}"
+
+
+def _shown_candidate(token: int, text: str) -> str:
+    """A candidate, of which only the text is known: that of a part of a character tells nothing, so its id does."""
+    return f"part of a character, id {token}" if "\ufffd" in text else quoted(text)
 
 
 def quoted(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -14,12 +15,14 @@ from pathlib import Path
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
+from rich.console import Console
 
 from mlxstream.v1.event_pb2 import TokenChunk
 from mlxstream.v1.generation_pb2 import GenerateRequest
 from mlxstream.v1.options_pb2 import FILL_MODE_ECHO, GenerateOptions
 from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH, GeneratedToken, TokenLogprobs, TopLogprob
 from service.cli.asking import command_as_invoked
+from service.cli.probabilities import probability_table
 from tests.cli.conftest import Run, interrupt_soon
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
 
@@ -133,6 +136,51 @@ def test_candidates_are_shown_with_their_text(run: Run, server: ThreadedServer) 
     assert '"A" 77.9%  " hi\\n" 90.5%' in result.stderr
     assert '"A" 77.9%  bytes e2 96 5.0%' in result.stderr
     assert server.scripted.generations.requests[0].options.logprobs
+
+
+@pytest.mark.parametrize("option", ["logprobs=true", "top_logprobs=2"])
+def test_probabilities_are_shown_however_they_were_asked_for(option: str, run: Run, server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = with_logprobs
+    result = run("generate", "hi", "--option", option)
+    assert '" hi\\n"' in result.stderr
+    assert "90.5%" in result.stderr
+    request = server.scripted.generations.requests[0]
+    assert request.options.logprobs
+    assert request.delivery.include_token_bytes
+
+
+def test_a_candidate_that_is_part_of_a_character_is_told_by_its_id(run: Run, server: ThreadedServer) -> None:
+    async def behave(request: GenerateRequest, context: Context) -> None:
+        events = Events(context)
+        await events.start()
+        logprobs = TokenLogprobs(logprob=-0.1, top=[TopLogprob(token=0xFFFD, logprob=-0.25)])
+        token = GeneratedToken(token=100, index=0, text_bytes=b"a", logprobs=logprobs)
+        await events.send(chunk=TokenChunk(text="a", tokens=[token]))
+        await events.finish()
+
+    server.scripted.generations.behaviour = behave
+    assert "part of a character, id 65533 77.9%" in run("generate", "hi", "--top-logprobs", "1").stderr
+
+
+def test_a_line_never_ends_inside_a_candidate() -> None:
+    top = [TopLogprob(token=token, logprob=-0.1 * token) for token in range(20)]
+    token = GeneratedToken(token=100, text_bytes=b" a token of several words", logprobs=TokenLogprobs(top=top))
+    written = io.StringIO()
+    table = probability_table([token], lambda candidate: f" to be {candidate}")
+    Console(file=written, width=80).print(table)
+    lines = written.getvalue().splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    found = [piece for line in lines for piece in re.findall(r'" to be \d+" [\d.]+%', line)]
+    assert len(found) == 20
+    assert '" a token of several words"' in lines[1]
+    assert all(line.count('"') % 2 == 0 for line in lines)
+
+
+def test_help_names_the_models_default_where_it_comes_first(run: Run) -> None:
+    told = " ".join(run("generate", "--help").stdout.split())
+    assert "else 512" in told
+    assert told.count("Default: the model's, else off.") == 3
+    assert run("generate", "hi", "--min-tokens-to-keep", "0").exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
