@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
+from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.table import Table
@@ -45,23 +47,34 @@ def probability_table(tokens: Sequence[GeneratedToken], text_of: Callable[[int],
 
 
 class _Pieces:
-    """Texts beside each other, on as many lines as that takes: a line ends between two of them, never inside one."""
+    """Texts beside each other, on as many lines as that takes: a line ends between two of them.
+
+    One that is wider than a line is folded wherever the line ends, since its blanks matter.
+    """
 
     def __init__(self, pieces: Sequence[Text]) -> None:
         self._pieces = pieces
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Text]:
-        line = Text(overflow="fold")
+        line = Text()
         for piece in self._pieces:
-            if line and line.cell_len + len(_GAP) + piece.cell_len > options.max_width:
+            *full, rest = _folded(piece, options.max_width)
+            if line and (full or line.cell_len + len(_GAP) + rest.cell_len > options.max_width):
                 yield line
-                line = Text(overflow="fold")
-            line.append(_GAP if line else "").append_text(piece)
+                line = Text()
+            yield from full
+            line.append(_GAP if line else "").append_text(rest)
         yield line
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widths = [piece.cell_len for piece in self._pieces] or [0]
         return Measurement(max(widths), sum(widths) + len(_GAP) * (len(widths) - 1)).with_maximum(options.max_width)
+
+
+def _folded(text: Text, width: int) -> Sequence[Text]:
+    """The text in lines of `width` cells, full but for the last."""
+    parts = chop_cells(text.plain, max(width, 1))
+    return list(text.divide(list(accumulate(map(len, parts)))[:-1]))
 
 
 def shown_token(text_bytes: bytes) -> str:
@@ -74,7 +87,7 @@ def shown_token(text_bytes: bytes) -> str:
 
 def _shown_candidate(token: int, text: str) -> str:
     """A candidate, of which only the text is known: that of a part of a character tells nothing, so its id does."""
-    return f"part of a character, id {token}" if "\ufffd" in text else quoted(text)
+    return f"bytes of id {token}" if "\ufffd" in text else quoted(text)
 
 
 def quoted(text: str) -> str:

@@ -159,7 +159,7 @@ def test_a_candidate_that_is_part_of_a_character_is_told_by_its_id(run: Run, ser
         await events.finish()
 
     server.scripted.generations.behaviour = behave
-    assert "part of a character, id 65533 77.9%" in run("generate", "hi", "--top-logprobs", "1").stderr
+    assert "bytes of id 65533 77.9%" in run("generate", "hi", "--top-logprobs", "1").stderr
 
 
 def test_a_line_never_ends_inside_a_candidate() -> None:
@@ -174,6 +174,16 @@ def test_a_line_never_ends_inside_a_candidate() -> None:
     assert len(found) == 20
     assert '" a token of several words"' in lines[1]
     assert all(line.count('"') % 2 == 0 for line in lines)
+
+
+def test_a_token_that_is_wider_than_a_line_keeps_its_blanks() -> None:
+    written = io.StringIO()
+    table = probability_table([GeneratedToken(token=100, text_bytes=b" " * 120)], str)
+    Console(file=written, width=80).print(table)
+    _, *lines = written.getvalue().splitlines()
+    assert lines[0].startswith('"' + " " * 40)
+    assert [line.count('"') for line in lines] == [1, *[0] * (len(lines) - 2), 1]
+    assert len(lines) == 3
 
 
 def test_help_names_the_models_default_where_it_comes_first(run: Run) -> None:
