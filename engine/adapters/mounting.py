@@ -39,7 +39,7 @@ def mount(files: AdapterFiles, sites: AdapterSites, artifact: Artifact, *, compu
         permuted_head_dim = artifact.config.head_dim if permutes else 0
         plan = plan_mount(files, sites.targets, artifact.tensors, permuted_head_dim=permuted_head_dim)
         pairs = _read(plan, getattr(mx, compute_dtype))
-    sites.attach(files.id, pairs)
+    resident_bytes = sites.attach(files.id, pairs)
     layers = {re.sub(r"(layers\.\d+)\..*", r"\1", module) for module in pairs}
     return AdapterInfo(
         id=files.id,
@@ -50,7 +50,7 @@ def mount(files: AdapterFiles, sites: AdapterSites, artifact: Artifact, *, compu
         applied_tensors=2 * len(pairs),
         skipped_tensors=plan.skipped,
         file_bytes=files.file_bytes,
-        resident_bytes=sum(pair.nbytes for pair in pairs.values()),
+        resident_bytes=resident_bytes,
     )
 
 

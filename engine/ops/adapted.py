@@ -7,7 +7,7 @@ Source: Hu et al. 2021, "LoRA"; reference, autoregressive §8.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from engine.contracts.graph import PackedSegment
     from engine.contracts.option_groups import AdapterSelection
     from engine.ops.linear import Product
+
+
+MOST_JOINED_RANK: Final = 64
+"""Pairs of one product are joined up to this rank together: zeros between their blocks cost memory and products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +45,47 @@ class LowRankPair:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptedTokens:
-    """The tokens of a step whose rows take the same adapters: a stretch, or their positions."""
+class AttachedPair:
+    """A pair, and the columns of the joined results that it is added to; None means all of them."""
 
-    tokens: slice | mx.array
+    columns: slice | None
+    pair: LowRankPair
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedTokens:
+    """The tokens of a step whose rows take the same adapters: a stretch, their positions, or None for all of them."""
+
+    tokens: slice | mx.array | None
     adapters: tuple[AdapterSelection, ...]
+
+    def of(self, x: mx.array) -> mx.array:
+        """The tokens' own part [1, t, in] of `x` [1, T, in]."""
+        return x if self.tokens is None else x[:, self.tokens]
+
+    def added(self, y: mx.array, columns: slice | None, part: mx.array) -> mx.array:
+        """`y` [1, T, out] with `part` [1, t, ..] added to `columns` of the tokens; nothing else changes a bit."""
+        if self.tokens is None and columns is None:
+            return y + part
+        columns = columns or slice(None)
+        if isinstance(self.tokens, mx.array):
+            return y.at[:, self.tokens, columns].add(part)
+        place = (slice(None), self.tokens or slice(None), columns)
+        y[place] = y[place] + part
+        return y
 
 
 class AdaptedLinear:
     """One product of joined projections, each of which adapters may change."""
 
-    __slots__ = ("_attached", "_product", "_sites")
+    __slots__ = ("_attached", "_product", "_sites", "out_features")
 
-    def __init__(self, product: Product, sites: AdapterSites) -> None:
-        """Adapt `product` as `sites` says for the step in hand."""
+    def __init__(self, product: Product, sites: AdapterSites, out_features: int) -> None:
+        """Adapt `product`, whose results are `out_features` wide, as `sites` says for the step in hand."""
+        self.out_features = out_features
         self._product = product
         self._sites = sites
-        self._attached: dict[str, list[tuple[slice, LowRankPair]]] = {}
+        self._attached: dict[str, list[AttachedPair]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +96,9 @@ class AdaptedLinear:
         """The resident arrays, adapters apart."""
         return self._product.arrays()
 
-    def attach(self, adapter: str, columns: slice, pair: LowRankPair) -> None:
-        """Let rows that take `adapter` add `pair` to `columns` of their results."""
-        self._attached.setdefault(adapter, []).append((columns, pair))
+    def attach(self, adapter: str, pairs: Sequence[AttachedPair]) -> None:
+        """Let rows that take `adapter` add `pairs` to their results."""
+        self._attached[adapter] = list(pairs)
 
     def detach_all(self) -> None:
         """Let go of all pairs."""
@@ -80,12 +108,12 @@ class AdaptedLinear:
         """Return the product of `x` [1, T, in], changed for the rows that take adapters: [1, T, out]."""
         y = self._product(x)
         for group in self._sites.step:
-            for selection in group.adapters:
-                for columns, pair in self._attached.get(selection.id, ()):
-                    scale = pair.scale if selection.scale is None else selection.scale
-                    part = multiply_by_tiles(pair, x[:, group.tokens], self._sites.row_tile_tokens)
-                    added = (scale * part).astype(x.dtype)
-                    y[:, group.tokens, columns] = y[:, group.tokens, columns] + added
+            asked = [(one, place) for one in group.adapters for place in self._attached.get(one.id, ())]
+            own = group.of(x) if asked else x
+            for selection, place in asked:
+                scale = place.pair.scale if selection.scale is None else selection.scale
+                part = multiply_by_tiles(place.pair, own, self._sites.row_tile_tokens)
+                y = group.added(y, place.columns, (scale * part).astype(x.dtype))
         return y
 
 
@@ -112,19 +140,29 @@ class AdapterSites:
 
     def place(self, product: Product, targets: Sequence[AdapterTarget]) -> AdaptedLinear:
         """`product`, whose results are those of `targets` side by side, as a place for adapters."""
-        adapted, start = AdaptedLinear(product, self), 0
+        adapted, start = AdaptedLinear(product, self, sum(target.out_features for target in targets)), 0
         for target in targets:
             self._targets[target.module] = target
             self._places[target.module] = adapted, slice(start, start + target.out_features)
             start += target.out_features
         return adapted
 
-    def attach(self, adapter: str, pairs: Mapping[str, LowRankPair]) -> None:
-        """Mount `pairs`, by the paths of their projections; each must be one of `targets` and fit it."""
+    def attach(self, adapter: str, pairs: Mapping[str, LowRankPair]) -> int:
+        """Mount `pairs`, by the paths of their projections; each must be one of `targets` and fit it.
+
+        Returns:
+            The bytes that they hold.
+        """
+        found: dict[AdaptedLinear, list[AttachedPair]] = {}
         for module, pair in pairs.items():
             adapted, columns = self._places[module]
-            adapted.attach(adapter, columns, pair)
-            self._pairs.append(pair)
+            found.setdefault(adapted, []).append(AttachedPair(columns, pair))
+        held = [(adapted, _joined(attached, adapted.out_features)) for adapted, attached in found.items()]
+        mx.eval([(one.pair.a, one.pair.b) for _, attached in held for one in attached])
+        for adapted, attached in held:
+            adapted.attach(adapter, attached)
+            self._pairs += [one.pair for one in attached]
+        return sum(one.pair.nbytes for _, attached in held for one in attached)
 
     def begin(self, segments: Sequence[PackedSegment]) -> None:
         """A step of `segments` follows."""
@@ -135,7 +173,7 @@ class AdapterSites:
             if segment.adapters:
                 groups.setdefault(segment.adapters, []).extend(range(start, end))
             start = end
-        self.step = tuple(AdaptedTokens(_tokens(places), adapters) for adapters, places in groups.items())
+        self.step = tuple(AdaptedTokens(_tokens(places, start), adapters) for adapters, places in groups.items())
 
     def close(self) -> None:
         """Let go of all adapters."""
@@ -145,8 +183,28 @@ class AdapterSites:
         self.step = ()
 
 
-def _tokens(places: Sequence[int]) -> slice | mx.array:
-    """Ascending `places` as a stretch where they are one."""
+def _joined(attached: list[AttachedPair], out_features: int) -> list[AttachedPair]:
+    """Small pairs of one product as one, A side by side and B as blocks: fewer operations for the same sums."""
+    pairs = [one.pair for one in attached]
+    rank = sum(pair.b.shape[0] for pair in pairs)
+    alike = len({(pair.scale, pair.a.dtype, pair.b.dtype) for pair in pairs}) == 1
+    if attached[0].columns == slice(0, out_features):
+        return [AttachedPair(None, pairs[0])]
+    if rank > MOST_JOINED_RANK or not alike:
+        return attached
+    blocks = mx.zeros((rank, out_features), dtype=pairs[0].b.dtype)
+    start = 0
+    for one in attached:
+        end = start + one.pair.b.shape[0]
+        blocks[start:end, one.columns or slice(None)] = one.pair.b
+        start = end
+    return [AttachedPair(None, LowRankPair(mx.concatenate([pair.a for pair in pairs], axis=1), blocks, pairs[0].scale))]
+
+
+def _tokens(places: Sequence[int], step_tokens: int) -> slice | mx.array | None:
+    """Ascending `places` as a stretch where they are one; None where they are all the tokens of the step."""
+    if len(places) == step_tokens:
+        return None
     if places[-1] - places[0] + 1 == len(places):
         return slice(places[0], places[-1] + 1)
     return mx.array(list(places), dtype=mx.uint32)

@@ -83,7 +83,7 @@ def test_a_mounted_adapter_gives_the_logits_of_mlx_lms_own_layers(tmp_path, fami
     assert info.applied_tensors == len(tensors)
     assert info.skipped_tensors == ()
     assert (info.rank, info.scale) == (tiny_adapters.RANK, pytest.approx(tiny_adapters.SCALE))
-    assert info.resident_bytes == sum(tensor.nbytes for tensor in tensors.values())
+    assert info.resident_bytes >= sum(tensor.nbytes for tensor in tensors.values())
 
 
 def two_adapters(tmp_path):

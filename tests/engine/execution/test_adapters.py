@@ -100,6 +100,8 @@ async def test_a_new_file_under_an_old_name_begins_with_nothing_that_the_old_one
         engine = serving(root, tmp_path, adapters=(("x", root / folder),), **kept)
         await engine.start()
         try:
+            await run(engine, tokens(9, 4), **OPTIONS)
+            assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
             *_, end = await run(engine, prompt, adapters=selected("x"), **OPTIONS)
         finally:
             await engine.stop()
