@@ -3,7 +3,7 @@
 For a head with key k, value v, query q, decay g in (0, 1] and strength β the state S [Dv, Dk] becomes
 S ← g·S + β·(v - g·S·k)·kᵀ, and the token reads y = S·q. Stretches are computed in chunks, whose tokens meet in matrix
 products and one triangular inverse; the results are those of single steps but for rounding. All in float32.
-Source: Yang et al. 2024, "Gated Delta Networks", sections 3.1 and 3.3; decision 0011.
+Source: Yang et al. 2024, "Gated Delta Networks", sections 3.1 and 3.3; decision 0013.
 """
 
 from __future__ import annotations
