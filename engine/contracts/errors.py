@@ -171,8 +171,8 @@ class InsufficientMemoryError(EngineError):
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes
         super().__init__(
-            f"prompt and max_tokens need {needed_bytes} bytes of state, and at most {budget_bytes} bytes can be held; "
-            "ask for fewer tokens"
+            f"prompt and max_tokens need {needed_bytes} bytes of state and workspace, and at most {budget_bytes} bytes "
+            "can be held; ask for fewer tokens"
         )
 
 

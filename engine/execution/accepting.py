@@ -15,7 +15,7 @@ from engine.contracts.errors import InsufficientMemoryError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.kv_scheme import converts_at
 from engine.contracts.prompt import ChatPrompt, TextPrompt
-from engine.execution.state_room import needed_bytes
+from engine.execution.state_room import charged_workspace_bytes, needed_bytes
 from engine.execution.text_work import refuse_hopeless_prompt
 from engine.generation.planning import (
     check_prompt,
@@ -52,6 +52,8 @@ class Acceptance:
     prefix: PrefixUse | None
     chunk_is_exact: bool
     state_bytes: int
+    context_tokens: int
+    unit_tokens: int
 
     def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> Row:
         """A row for the engine thread."""
@@ -100,8 +102,12 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         fresh_seed=secrets.randbits(FRESH_SEED_BITS),
         line_break_ids=resident.text.tokenizer.line_break_ids,
     )
-    generation_id = uuid.uuid4().hex
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
+    chunk_is_exact = request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None
+    unit_tokens = min(len(prompt_ids), options.prefill_chunk_size)
+    if not chunk_is_exact:
+        unit_tokens = min(unit_tokens, resident.step_tokens)
+    generation_id = uuid.uuid4().hex
     prefix = resolve_prefix(request.options, options, resident.info, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
         generation_id=generation_id,
@@ -110,13 +116,15 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         options=options,
         execution=resolve_execution(composition, resident.info.declaration, prompt_cache=prefix is not None),
         prefix=prefix,
-        chunk_is_exact=request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None,
-        state_bytes=_state_bytes(resident, len(prompt_ids), options),
+        chunk_is_exact=chunk_is_exact,
+        state_bytes=_state_bytes(resident, len(prompt_ids), options, unit_tokens),
+        context_tokens=len(prompt_ids) + options.max_tokens,
+        unit_tokens=unit_tokens,
     )
 
 
-def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOptions) -> int:
-    """What the row will hold at its longest; refused when that could never fit."""
+def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOptions, unit_tokens: int) -> int:
+    """What the row will hold at its longest; refused when that and its own steps could never fit."""
     needed = needed_bytes(
         resident.info.geometry,
         resident.info.composition,
@@ -124,8 +132,11 @@ def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOption
         max_tokens=options.max_tokens,
         chunk_tokens=options.prefill_chunk_size,
     )
-    if needed > resident.state_bytes:
-        raise InsufficientMemoryError(needed_bytes=needed, budget_bytes=resident.state_bytes)
+    alone = needed + charged_workspace_bytes(
+        resident.memory, step_tokens=unit_tokens, context_tokens=prompt_tokens + options.max_tokens
+    )
+    if alone > resident.state_bytes:
+        raise InsufficientMemoryError(needed_bytes=alone, budget_bytes=resident.state_bytes)
     return needed
 
 

@@ -119,7 +119,7 @@ class Batch:
 
     def _admit(self) -> Told:
         admitted = self._jobs.admit(self._begin, self._may_begin)
-        self._prefixes.make_room(self._room_bytes)
+        self._prefixes.make_room(self._jobs.room_bytes)
         return [(job.mailbox, job.admitted()) for job in admitted]
 
     def _may_begin(self, job: Job) -> bool:
@@ -128,16 +128,11 @@ class Batch:
         return not self._prefixes.awaits(job.row, job.prefix, others)
 
     def _begin(self, job: Job) -> None:
-        warm = self._prefixes.begin(job.row, job.prefix, self._room_bytes - job.predicted_bytes)
+        warm = self._prefixes.begin(job.row, job.prefix, self._jobs.room_bytes)
         if warm is None:
             job.row.admit(self._stepper.make_caches())
         else:
             job.row.admit(*warm)
-
-    @property
-    def _room_bytes(self) -> int:
-        """What running rows leave of the memory for state."""
-        return self._jobs.limits.state_bytes - self._jobs.held_bytes
 
     def _start_next(self, before: _Step | None) -> dict[Job, int] | None:
         """Start the next step beside `before`; returns the targets of a step that could not even be started."""
@@ -201,7 +196,7 @@ class Batch:
         events: list[GenerationEvent] = []
         if shown is not None or text:
             events.append(TokensGenerated(() if shown is None else (shown,), text))
-        self._prefixes.confirm(row, self._room_bytes)
+        self._prefixes.confirm(row, self._jobs.room_bytes)
         if finished is not None:
             self._leave(job, keep=True)
         return _events(job, events, finished)
@@ -264,7 +259,7 @@ class Batch:
         """
         left, self._left = self._left, []
         for job in left:
-            self._prefixes.keep(job.row, job.prefix, self._room_bytes)
+            self._prefixes.keep(job.row, job.prefix, self._jobs.room_bytes)
             self._let_go(job)
         for job in () if self._step is None else self._step.targets:
             self._prefixes.watch(job.row, job.prefix)

@@ -278,6 +278,8 @@ class Engine:
                 caller=request.caller,
                 priority=request.priority,
                 predicted_bytes=acceptance.state_bytes,
+                context_tokens=acceptance.context_tokens,
+                unit_tokens=acceptance.unit_tokens,
                 prefix=acceptance.prefix,
             )
         )

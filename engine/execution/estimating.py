@@ -10,7 +10,7 @@ from engine.artifacts.resident_size import resident_bytes
 from engine.execution.composing import compose, weights_facts
 from engine.execution.state_room import MemoryFacts, estimate
 from engine.generation.bindings.prefill_policy import FixedChunk
-from engine.generation.memory import ELEMENT_BYTES, state_budget_bytes
+from engine.generation.memory import ELEMENT_BYTES, usable_bytes
 from engine.runtime.device import choose_device, offered_devices
 from engine.runtime.host import Host
 from engine.runtime.policy import choose_layout
@@ -50,16 +50,15 @@ def unloaded_facts(settings: EngineSettings, host: Host) -> MemoryFacts:
         dequantize=layout.dequantize,
         pretranspose=layout.pretranspose_linear,
     )
-    geometry = artifact.config.geometry()
     state_bytes = settings.state_bytes
     if state_bytes is None:
-        free_bytes = max(0, available_bytes - weights_bytes)
-        state_bytes = state_budget_bytes(geometry, composition, available_bytes=free_bytes, step_tokens=step_tokens)
+        state_bytes = usable_bytes(max(0, available_bytes - weights_bytes))
     return MemoryFacts(
-        geometry=geometry,
+        geometry=artifact.config.geometry(),
         composition=composition,
         prefill_policy=FixedChunk(composition.prefill_chunk_tokens or step_tokens),
         weights_bytes=weights_bytes,
         step_tokens=step_tokens,
         state_bytes=state_bytes,
+        holds_workspace=settings.state_bytes is None,
     )

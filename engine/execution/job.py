@@ -63,7 +63,10 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`."""
+    """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`.
+
+    `predicted_bytes` and `context_tokens` are of the row at its longest, `unit_tokens` of its widest unit.
+    """
 
     row: Row
     mailbox: Mailbox
@@ -71,6 +74,8 @@ class Job:
     caller: str = ""
     priority: int = 0
     predicted_bytes: int = 0
+    context_tokens: int = 1
+    unit_tokens: int = 1
     prefix: PrefixUse | None = None
 
     @property

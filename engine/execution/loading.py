@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -18,10 +19,11 @@ from engine.contracts.errors import ConfigurationError, CorruptArtifactError
 from engine.contracts.model import ModelInfo
 from engine.execution.composing import compose, weights_facts
 from engine.execution.prefix_opening import open_prefixes
-from engine.execution.scheduler import Limits
+from engine.execution.scheduler import Limits, no_workspace
+from engine.execution.state_room import smallest_row_bytes
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
-from engine.generation.memory import state_budget_bytes
+from engine.generation.memory import usable_bytes, workspace_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
@@ -64,7 +66,7 @@ def load_model(
 
     Raises:
         ArtifactError: weights are missing, damaged or left over.
-        ConfigurationError: keys and values cannot be stored as the settings ask.
+        ConfigurationError: keys and values cannot be stored as the settings ask, or no request at all would fit.
         CorruptArtifactError: they are not finite numbers.
         GraphContractError: the graph does not keep its promises.
     """
@@ -95,6 +97,7 @@ def load_model(
         adapters=adapters,
     )
     limits = _limits(binding, layout, runtime, settings)
+    _require_room(info, limits, settings)
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
     stepper = PackedStepper(binding, _wired_scope(binding), limits, prefixes)
     return LoadedModel(stepper=stepper, info=info, binding=binding)
@@ -146,21 +149,28 @@ def _limits(
 ) -> Limits:
     """What fits beside the weights, asked for once they are resident."""
     step_tokens = settings.prefill_step_tokens or layout.prefill_step_tokens
-    budget = settings.state_bytes
-    if budget is None:
-        budget = state_budget_bytes(
-            binding.geometry,
-            binding.composition,
-            available_bytes=runtime.available_memory_bytes(),
-            step_tokens=step_tokens,
-        )
+    stated = settings.state_bytes
     return Limits(
         max_rows=settings.max_rows,
         prefill_step_tokens=step_tokens,
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         mixed_prefill_tokens=min(step_tokens, layout.mixed_prefill_tokens),
-        state_bytes=budget,
+        state_bytes=usable_bytes(runtime.available_memory_bytes()) if stated is None else stated,
+        workspace_bytes=partial(workspace_bytes, binding.geometry, binding.composition)
+        if stated is None
+        else no_workspace,
     )
+
+
+def _require_room(info: ModelInfo, limits: Limits, settings: EngineSettings) -> None:
+    """Refuse a model that would answer nothing, unless the operator has bounded states so and is told of it."""
+    needed = smallest_row_bytes(info) + limits.workspace_bytes(step_tokens=1, context_tokens=2)
+    if settings.state_bytes is None and needed > limits.state_bytes:
+        raise ConfigurationError(
+            "model",
+            f"beside the weights of {info.name}, rows may take {limits.state_bytes} bytes of this machine's memory, "
+            f"and the shortest takes {needed}",
+        )
 
 
 def _wired_scope(binding: MlxAutoregressiveBinding) -> WiredScope:

@@ -44,8 +44,9 @@ class EngineSettings:
 
     `model` is an alias, a Hugging Face id, a folder or a `.gguf` file. `device`, `dtype` and `blas` None mean
     automatic. `state_dir` keeps compiled kernels and remembered fingerprints. `state_bytes` bounds the KV state of
-    all rows together; None leaves it to what is free once the weights are resident. `row_tile_tokens` makes a row's
-    bits independent of its neighbours, at the price that decision 0002 states; None shares products freely.
+    all rows together; None bounds it, with the workspace of their steps, by what is free beside the weights.
+    `row_tile_tokens` makes a row's bits independent of its neighbours, at the price that decision 0002 states; None
+    shares products freely.
     `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
     row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
     `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount.
@@ -79,13 +80,17 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A loaded model: its facts, its text half, how prompts are cut, and what rows and kept prefixes may hold."""
+    """A loaded model: its facts, its text half, how prompts are cut, and what rows and kept prefixes may hold.
+
+    `holds_workspace` as in `MemoryFacts`.
+    """
 
     info: ModelInfo
     text: TextModel
     prefill_policy: PrefillPolicy
     step_tokens: int
     state_bytes: int
+    holds_workspace: bool
     prefix_bytes: int
 
     @property
@@ -98,6 +103,7 @@ class Resident:
             weights_bytes=self.info.weights_bytes,
             step_tokens=self.step_tokens,
             state_bytes=self.state_bytes,
+            holds_workspace=self.holds_workspace,
         )
 
 
@@ -169,6 +175,7 @@ def load_on_engine_thread(
             prefill_policy=loaded.binding.prefill_policy,
             step_tokens=stepper.limits.prefill_step_tokens,
             state_bytes=stepper.limits.state_bytes,
+            holds_workspace=settings.state_bytes is None,
             prefix_bytes=stepper.prefixes.capacity_bytes,
         )
     )

@@ -32,6 +32,14 @@ class Schedulable(Protocol):
         """State that it will hold at its longest."""
 
     @property
+    def context_tokens(self) -> int:
+        """Its length at its longest."""
+
+    @property
+    def unit_tokens(self) -> int:
+        """The widest unit of its work."""
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether prompt tokens remain."""
 
@@ -46,13 +54,25 @@ class Schedulable(Protocol):
 JobT = TypeVar("JobT", bound=Schedulable)
 
 
+class WorkspaceBytes(Protocol):
+    """Predicts the workspace of a step."""
+
+    def __call__(self, *, step_tokens: int, context_tokens: int) -> int:
+        """Bytes that a step of `step_tokens` needs for rows that become `context_tokens` long."""
+
+
+def no_workspace(*, step_tokens: int, context_tokens: int) -> int:  # noqa: ARG001 - the Protocol's parameters
+    """For bounds that count states alone."""
+    return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What one engine may hold and do at once.
 
     `prefill_step_tokens` bounds the prompt tokens of a step; where somebody decodes, so does `mixed_prefill_tokens` for
     each prompt that is being read, unless others wait behind one that `prefill_chunk_tokens` would finish.
-    `state_bytes` bounds the predicted state of all running rows.
+    `state_bytes` bounds the predicted state of all running rows, with the `workspace_bytes` of a step of theirs.
     """
 
     max_rows: int
@@ -60,6 +80,7 @@ class Limits:
     prefill_chunk_tokens: int
     mixed_prefill_tokens: int
     state_bytes: int
+    workspace_bytes: WorkspaceBytes = no_workspace
 
 
 @dataclass(slots=True)
@@ -79,6 +100,7 @@ class Scheduler(Generic[JobT]):
         self._running: list[_Entry[JobT]] = []
         self._arrivals = 0
         self._served_tokens = 0
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         """Jobs waiting or running."""
@@ -107,11 +129,12 @@ class Scheduler(Generic[JobT]):
         """Forget a job, wherever it stands."""
         self._waiting = [entry for entry in self._waiting if entry.job is not job]
         self._running = [entry for entry in self._running if entry.job is not job]
+        self._held_bytes = self._needed_bytes(self.running)
 
     @property
-    def held_bytes(self) -> int:
-        """Predicted state of all that run."""
-        return sum(entry.job.predicted_bytes for entry in self._running)
+    def room_bytes(self) -> int:
+        """What those who run, and the one that is about to, leave of the memory for rows."""
+        return self.limits.state_bytes - self._held_bytes
 
     def admit(
         self,
@@ -130,9 +153,11 @@ class Scheduler(Generic[JobT]):
             if not may_start(entry.job):
                 passed.append(entry)
                 continue
-            if self._running and self.held_bytes + entry.job.predicted_bytes > self.limits.state_bytes:
+            needed_bytes = self._needed_bytes([*self.running, entry.job])
+            if self._running and needed_bytes > self.limits.state_bytes:
                 break
             self._waiting.remove(entry)
+            self._held_bytes = needed_bytes
             start(entry.job)
             entry.turn = self._served_tokens + entry.job.unfed_tokens
             self._running.append(entry)
@@ -170,6 +195,16 @@ class Scheduler(Generic[JobT]):
         if len(prompts) > 1 and min(prompts, key=_by_turn).job.unfed_tokens <= limits.prefill_chunk_tokens:
             budget = max(budget, limits.prefill_chunk_tokens)
         return min(limits.prefill_step_tokens, budget)
+
+    def _needed_bytes(self, jobs: Sequence[JobT]) -> int:
+        """What `jobs` hold together at their longest, with the workspace of the widest step that they can make."""
+        if not jobs:
+            return 0
+        units = [job.unit_tokens for job in jobs]
+        step_tokens = max(*units, min(self.limits.prefill_step_tokens, sum(units)))
+        context_tokens = max(job.context_tokens for job in jobs)
+        workspace_bytes = self.limits.workspace_bytes(step_tokens=step_tokens, context_tokens=context_tokens)
+        return sum(job.predicted_bytes for job in jobs) + workspace_bytes
 
     def _next_waiting(self, passed: Sequence[_Entry[JobT]]) -> _Entry[JobT]:
         rows_of = Counter(entry.job.caller for entry in self._running)

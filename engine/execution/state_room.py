@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFacts:
-    """What a prediction is made from: sizes, forms, and the memory that rows' states may take together."""
+    """What a prediction is made from: sizes, forms, and the memory for rows.
+
+    `state_bytes` are for their states alone where the operator stated them, else for the workspace of a step too:
+    `holds_workspace`.
+    """
 
     geometry: GraphGeometry
     composition: Composition
@@ -30,6 +34,7 @@ class MemoryFacts:
     weights_bytes: int
     step_tokens: int
     state_bytes: int
+    holds_workspace: bool
 
 
 def needed_bytes(
@@ -50,27 +55,46 @@ def smallest_row_bytes(model: ModelInfo) -> int:
     return needed_bytes(model.geometry, model.composition, prompt_tokens=1, max_tokens=1, chunk_tokens=1)
 
 
+def charged_workspace_bytes(facts: MemoryFacts, *, step_tokens: int, context_tokens: int) -> int:
+    """Bytes of `facts.state_bytes` that a step takes, as `workspace_bytes` counts them."""
+    if not facts.holds_workspace:
+        return 0
+    return workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=context_tokens)
+
+
 def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
-    """Predict `load`; like admission, it cuts completions to the room that the context leaves."""
+    """Predict `load`; like admission, it cuts completions to the room that the context leaves.
+
+    A step's workspace is that of the load's own rows: long contexts cost those who use them.
+    """
     longest = facts.geometry.context_length
     completion_tokens = min(load.max_tokens, max(0, longest - load.prompt_tokens))
     tokens = load.prompt_tokens + completion_tokens
     kv_bytes = load.rows * _row_bytes(facts, load.prompt_tokens, completion_tokens) if tokens else 0
-    chunk_tokens = min(load.prompt_tokens, facts.prefill_policy.chunk_size(max(1, load.prompt_tokens)))
-    step_tokens = min(facts.step_tokens, load.rows * max(1, chunk_tokens))
+    step_tokens = _step_tokens(facts, load.prompt_tokens, load.rows)
+    workspace = workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=tokens)
+    charged = workspace if facts.holds_workspace else 0
     contexts = range(1, longest + 1)
     return MemoryEstimate(
         weights_bytes=facts.weights_bytes,
         kv_bytes=kv_bytes,
-        workspace_bytes=_workspace_bytes(facts, step_tokens, tokens),
-        budget_bytes=facts.weights_bytes + _workspace_bytes(facts, facts.step_tokens, longest) + facts.state_bytes,
-        fits=kv_bytes <= facts.state_bytes,
-        max_context_tokens=bisect_right(contexts, facts.state_bytes, key=lambda tokens: _row_bytes(facts, tokens, 0)),
+        workspace_bytes=workspace,
+        budget_bytes=facts.weights_bytes + facts.state_bytes + workspace - charged,
+        fits=kv_bytes + charged <= facts.state_bytes,
+        max_context_tokens=bisect_right(contexts, facts.state_bytes, key=lambda tokens: _bytes_alone(facts, tokens)),
     )
 
 
-def _workspace_bytes(facts: MemoryFacts, step_tokens: int, context_tokens: int) -> int:
-    return workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=context_tokens)
+def _bytes_alone(facts: MemoryFacts, tokens: int) -> int:
+    """What a row with a prompt of `tokens` takes of the memory for rows while nobody else is there."""
+    step_tokens = _step_tokens(facts, tokens, 1)
+    return _row_bytes(facts, tokens, 0) + charged_workspace_bytes(facts, step_tokens=step_tokens, context_tokens=tokens)
+
+
+def _step_tokens(facts: MemoryFacts, prompt_tokens: int, rows: int) -> int:
+    """The widest step of so many rows with such prompts."""
+    chunk_tokens = min(prompt_tokens, facts.prefill_policy.chunk_size(max(1, prompt_tokens)))
+    return min(facts.step_tokens, rows * max(1, chunk_tokens))
 
 
 def _row_bytes(facts: MemoryFacts, prompt_tokens: int, max_tokens: int) -> int:

@@ -64,20 +64,18 @@ def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
 
 
 def workspace_bytes(geometry: GraphGeometry, composition: Composition, *, step_tokens: int, context_tokens: int) -> int:
-    """Bytes that a step of `step_tokens` needs beside weights and state, for rows of up to `context_tokens`."""
-    width = min(step_tokens, context_tokens)
+    """Bytes that a step of `step_tokens` needs beside weights and state, for rows that become `context_tokens` long.
+
+    A step is never wider than its rows' prompts together, which the caller knows.
+    """
     token_bytes = WORKSPACE_HIDDEN_STATES * geometry.hidden_size * ELEMENT_BYTES[composition.compute_dtype]
-    logits_bytes = min(width, composition.max_rows) * geometry.vocab_size * WORKSPACE_LOGITS * 4
-    return width * token_bytes + logits_bytes + _score_bytes(geometry, composition, width, context_tokens)
+    logits_bytes = min(step_tokens, composition.max_rows) * geometry.vocab_size * WORKSPACE_LOGITS * 4
+    return step_tokens * token_bytes + logits_bytes + _score_bytes(geometry, composition, step_tokens, context_tokens)
 
 
-def state_budget_bytes(
-    geometry: GraphGeometry, composition: Composition, *, available_bytes: int, step_tokens: int
-) -> int:
-    """Bytes that the states of all rows may hold, of `available_bytes` free once the weights are resident."""
-    longest = geometry.context_length
-    workspace = workspace_bytes(geometry, composition, step_tokens=step_tokens, context_tokens=longest)
-    return max(0, int(available_bytes * USABLE_SHARE) - workspace)
+def usable_bytes(available_bytes: int) -> int:
+    """Bytes for rows and their steps, of `available_bytes` free once the weights are resident."""
+    return int(available_bytes * USABLE_SHARE)
 
 
 def _score_bytes(geometry: GraphGeometry, composition: Composition, queries: int, context_tokens: int) -> int:

@@ -8,6 +8,7 @@ import pytest
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import (
     ChatTemplateError,
+    ConfigurationError,
     CorruptArtifactError,
     DuplicateRequestError,
     InsufficientMemoryError,
@@ -18,6 +19,7 @@ from engine.contracts.errors import (
     UnsupportedOptionError,
 )
 from engine.contracts.events import GenerationRequest
+from engine.contracts.memory import MemoryLoad
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
@@ -156,6 +158,32 @@ async def test_a_request_whose_state_could_never_fit_is_refused_with_numbers(fol
     with pytest.raises(InsufficientMemoryError) as caught:
         await run(engine, tokens(1, 4), max_tokens=2)
     assert caught.value.needed_bytes == caught.value.budget_bytes + 1
+    await engine.stop()
+
+
+def with_free_memory(monkeypatch, nbytes):
+    monkeypatch.setattr("engine.runtime.host.Host.available_memory_bytes", lambda _host: nbytes)
+
+
+async def test_a_long_stated_context_leaves_the_memory_to_rows_as_long_as_they_are(tmp_path, monkeypatch):
+    with_free_memory(monkeypatch, 10**8)
+    tiny_model.write(tmp_path / "long", max_position_embeddings=10**7)
+    engine = Engine(settings(tmp_path / "long", tmp_path))
+    await engine.start()
+    assert (await run(engine, tokens(1, 300), max_tokens=3, eos_token_ids=()))[3].stats.generated_tokens == 3
+    with pytest.raises(InsufficientMemoryError) as caught:
+        await run(engine, tokens(1, 4), max_tokens=10**6)
+    assert caught.value.needed_bytes > caught.value.budget_bytes == 75_000_000
+    longest = engine.estimate_memory(MemoryLoad(prompt_tokens=1, max_tokens=1), model="").max_context_tokens
+    assert engine.estimate_memory(MemoryLoad(prompt_tokens=longest, max_tokens=0), model="").fits
+    await engine.stop()
+
+
+async def test_a_model_beside_whose_weights_no_request_fits_is_not_served(folder, tmp_path, monkeypatch):
+    with_free_memory(monkeypatch, 10**5)
+    engine = Engine(settings(folder, tmp_path))
+    with pytest.raises(ConfigurationError, match=r"weights of .* 75000 bytes"):
+        await engine.start()
     await engine.stop()
 
 

@@ -100,6 +100,29 @@ def test_the_longest_context_is_where_admission_ends(tmp_path):
     assert not estimate(facts, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
 
 
+class Memory:
+    """A machine with so much free memory."""
+
+    def __init__(self, available_bytes):
+        self._available_bytes = available_bytes
+
+    def available_memory_bytes(self):
+        return self._available_bytes
+
+
+def test_a_long_stated_context_takes_nothing_from_rows_that_do_not_use_it(tmp_path):
+    tiny_model.write(tmp_path / "long", max_position_embeddings=10**7)
+    facts = unloaded_facts(settings(tmp_path / "long", tmp_path), Memory(10**8))
+    most = estimate(facts, MemoryLoad(prompt_tokens=1, max_tokens=1)).max_context_tokens
+    assert 4_000 < most < 10**6
+    longest = estimate(facts, MemoryLoad(prompt_tokens=most, max_tokens=0))
+    assert longest.fits
+    assert longest.total_bytes <= longest.budget_bytes == facts.weights_bytes + facts.state_bytes
+    assert not estimate(facts, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
+    assert not estimate(facts, MemoryLoad(prompt_tokens=most, max_tokens=0, rows=2)).fits
+    assert estimate(facts, MemoryLoad(prompt_tokens=300, max_tokens=50, rows=8)).fits
+
+
 def test_a_model_that_is_not_here_is_not_fetched(tmp_path):
     with pytest.raises(MissingArtifactError):
         estimate_unloaded(settings(tmp_path / "nothing", tmp_path), MemoryLoad(prompt_tokens=1, max_tokens=1))

@@ -23,6 +23,8 @@ class FakeJob:
     fed: int = 0
     emitted: int = 0
     first_token_step: int | None = field(default=None)
+    context_tokens: int = 1
+    unit_tokens: int = 1
 
     @property
     def is_prefilling(self):
@@ -191,6 +193,27 @@ def test_a_head_that_does_not_fit_is_not_overtaken_for_ever():
     assert policy.admit() == []
     policy.remove(running)
     assert policy.admit() == [big, small[0]]
+
+
+def test_a_row_waits_while_the_step_of_all_would_need_too_much_beside_their_states():
+    def workspace_bytes(*, step_tokens, context_tokens):
+        return step_tokens * context_tokens
+
+    policy = scheduler(state_bytes=1000, workspace_bytes=workspace_bytes)
+    first, long, wide = submit(
+        policy,
+        FakeJob(5, predicted_bytes=100, context_tokens=10, unit_tokens=5),
+        FakeJob(5, predicted_bytes=100, context_tokens=60, unit_tokens=5),
+        FakeJob(5, predicted_bytes=100, context_tokens=10, unit_tokens=10),
+    )
+    assert policy.admit() == [first, long]
+    assert policy.room_bytes == 1000 - 200 - 10 * 60
+    policy.remove(long)
+    assert policy.admit() == [wide]
+    assert policy.room_bytes == 1000 - 200 - 15 * 10
+    policy.remove(first)
+    policy.remove(wide)
+    assert policy.room_bytes == 1000
 
 
 def test_a_job_that_may_not_start_yet_is_passed_over_and_keeps_its_place():
