@@ -106,6 +106,7 @@ PHI3: Final = Family(
     output_bias=False,
     mlp_bias=False,
     sliding="throughout",
+    served={"full_attn_mod": (1,)},
 )
 
 OLMO2: Final = Family(
@@ -159,6 +160,7 @@ STARCODER2: Final = Family(
     mlp_bias="use_bias",
     norm_eps="norm_epsilon",
     sliding="throughout",
+    served={"norm_type": ("layer_norm",), "mlp_type": ("default",)},
 )
 
 MIXTRAL: Final = replace(

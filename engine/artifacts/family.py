@@ -63,6 +63,7 @@ class Family:
         recurrent: whether layers may attend linearly, by the gated delta rule.
         varied: whether layers may differ in more than their kind: sizes, shared keys and values, inputs of their own;
             values are then normed, and a layer's result is multiplied by a number of its own.
+        served: fields of its own that change the computation, and the values that the graph follows.
         gates_attention: whether each head's query projection also gives a gate of that head's output.
     """
 
@@ -88,5 +89,6 @@ class Family:
     dropped: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None
     recurrent: bool = False
+    served: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     gates_attention: bool = False
     varied: bool = False

@@ -28,6 +28,7 @@ from engine.artifacts.model_files import is_named
 from engine.artifacts.quantization import parse_quantization
 from engine.artifacts.recurrent_fields import parse_recurrent
 from engine.artifacts.scaling_fields import parse_scaling
+from engine.artifacts.served_fields import check_served
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def model_config(
     family = _family(stated)
     fields = Fields(CONFIG_FILE, family.defaults).overlaid(stated)
     _check_activation(fields, family)
+    check_served(top, fields, family)
     layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
     heads, kv_heads, head_dim = _heads(fields)
     context_length = fields.count("max_position_embeddings")

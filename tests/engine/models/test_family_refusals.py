@@ -37,6 +37,46 @@ def of_each_kind(tensors):
 
 
 @each_family
+@pytest.mark.parametrize(
+    ("name", "served", "refused"),
+    [
+        ("use_bidirectional_attention", False, True),
+        ("quantize_activations", False, True),
+        ("position_embedding_type", "rope", "nope"),
+        ("lm_head_bias", False, True),
+        ("is_causal", True, False),
+        ("alibi", False, True),
+        ("clip_qkv", None, 8.0),
+    ],
+)
+def test_a_field_that_would_change_the_computation_is_refused_in_values_that_are_not_followed(
+    family, name, served, refused
+):
+    config, _ = first_case(family)
+    assert model_config(config | {name: served}) == model_config(config)
+    with pytest.raises(UnsupportedArtifactError, match=rf"config\.json: {name} '{refused}' is not supported"):
+        model_config(config | {name: refused})
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "served", "refused"),
+    [
+        ("phi3", "full_attn_mod", 1, 2),
+        ("starcoder2", "norm_type", "layer_norm", "rms_norm"),
+        ("starcoder2", "mlp_type", "default", "gated"),
+        ("llama", "rope_parameters", {"llama_4_scaling_beta": 0}, {"llama_4_scaling_beta": 0.1}),
+        ("gemma2", "model_type", "gemma2", "paligemma"),
+    ],
+)
+def test_fields_of_some_families_are_refused_in_values_that_are_not_followed(family, name, served, refused):
+    config, _ = first_case(family)
+    text = {"text_config": config} if name == "model_type" else config
+    model_config(text | {name: served})
+    with pytest.raises(UnsupportedArtifactError, match="is not supported"):
+        model_config(text | {name: refused})
+
+
+@each_family
 def test_a_missing_tensor_is_named(tmp_path, family):
     config, tensors = first_case(family)
     names = [name for name in of_each_kind(tensors) if not name.endswith("lm_head.weight")]
