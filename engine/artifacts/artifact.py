@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from engine.artifacts.gguf import MetadataValue
     from engine.artifacts.tensor_header import TensorHeader
 
+PACKED_DTYPES: Final = frozenset({"U8", "I8", "U32", "I32", "F8_E4M3"})
+"""What holds packed values where a model is quantized."""
+_SCALES: Final = (".scales", ".biases", "_scales", "_scale", "_scale_inv", ".qzeros", ".g_idx")
 _DENSE_DTYPES: Final = frozenset({"F32", "F16", "BF16"})
 
 
@@ -71,19 +74,25 @@ class Artifact:
     @property
     def parameters(self) -> int:
         """Values in all stored tensors, a quantized matrix counted unpacked."""
-        names = [name for name in self.tensors if not name.endswith((".scales", ".biases"))]
-        if self.graph == "native":
-            return sum(math.prod(logical_shape(self.config, self.tensors, name)) for name in names)
-        return sum(self._foreign_values(name) for name in names)
+        return sum(self.values(name) for name in self.tensors if not self.is_scale(name))
 
-    def _foreign_values(self, name: str) -> int:
-        """Values of a tensor whose module may have another name in the configuration than in the file."""
+    def is_scale(self, name: str) -> bool:
+        """Whether tensor `name` only helps to unpack another one."""
+        return name.endswith((".scales", ".biases") if self.graph == "native" else _SCALES)
+
+    def values(self, name: str) -> int:
+        """Values of tensor `name`, unpacked; where mlx-lm reads the file, its module may have another name there."""
+        header, quantization = self.tensors[name], self.config.quantization
+        if self.graph == "native":
+            return math.prod(logical_shape(self.config, self.tensors, name))
         module = name.removesuffix(".weight")
-        scales, quantization = self.tensors.get(f"{module}.scales"), self.config.quantization
-        scheme = None if scales is None or quantization is None else quantization.scheme(module)
-        if scales is None or scheme is None:
-            return math.prod(self.tensors[name].shape)
-        return math.prod(scales.shape) * scheme.group_size
+        scheme = None if quantization is None else quantization.scheme(module)
+        scales = self.tensors.get(f"{module}.scales")
+        if scheme is None or header.dtype not in PACKED_DTYPES:
+            return math.prod(header.shape)
+        if scales is not None:
+            return math.prod(scales.shape) * scheme.group_size
+        return header.nbytes * 8 // scheme.bits
 
     @property
     def stored_quantization(self) -> str:

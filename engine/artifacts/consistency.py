@@ -97,8 +97,9 @@ def scheme_of(config: ModelConfig, scales: TensorHeader, module: str) -> Quantiz
 
 def _check_holds_values(tensor: TensorHeader) -> None:
     if tensor.dtype in _WHOLE_NUMBERS:
+        kind = "numbers of 8 bits" if tensor.dtype.startswith("F8") else "whole numbers"
         raise UnsupportedArtifactError(
-            tensor.file.name, f"{tensor.name} is stored as {tensor.dtype}, whole numbers without a scale"
+            tensor.file.name, f"{tensor.name} is stored as {tensor.dtype}, {kind} without a scale"
         )
 
 

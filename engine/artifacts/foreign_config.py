@@ -22,8 +22,9 @@ from engine.artifacts.huggingface import (
     read_generation,
     text_fields,
 )
-from engine.artifacts.quantization import parse_quantization
+from engine.artifacts.quantization import parse_foreign_quantization
 from engine.contracts.errors import UnsupportedArtifactError
+from engine.contracts.graph import LINEAR_ATTENTION, RecurrentGeometry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,8 @@ UNSTATED_CONTEXT_TOKENS: Final = 2**17
 """The context of a model whose configuration states none, as recurrent ones do not."""
 
 _NAME: Final = re.compile(r"\w[\w-]*", re.ASCII)
+_WORD: Final = re.compile(r"\w+")
+_CLASSES: Final = frozenset({"Model", "ModelArgs"})
 # What mlx-lm calls an architecture, where its module has another name. Source: `mlx_lm.utils.MODEL_REMAPPING`.
 RENAMED: Final = frozenset(
     {
@@ -67,6 +70,15 @@ _CONTEXT: Final = (
 )
 
 
+# Names of architectures whose layers all keep a state of one size, whatever the tokens.
+_MAMBA: Final = frozenset({"mamba", "falcon_mamba"})
+_MAMBA2: Final = frozenset({"mamba2"})
+_RWKV: Final = frozenset({"rwkv7"})
+# With `kv_lora_rank`, most keep the latent and one rotated key; these keep the keys and values that it stands for.
+_UNPACKS_LATENTS: Final = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
+_TWO_CACHES: Final = frozenset({"longcat_flash", "longcat_flash_ngram"})
+
+
 def has_own_graph(document: Mapping[str, object]) -> bool:
     """Whether a parsed `config.json` names a family of ours, or nothing that could be one of mlx-lm's."""
     name = text_fields(Fields(CONFIG_FILE, document)).text("model_type")
@@ -94,6 +106,10 @@ def read_foreign_config(folder: Path, document: Mapping[str, object]) -> ModelCo
     heads = _count(fields, _HEADS, kv_heads)
     ends = (top.token_ids("eos_token_id"), fields.token_ids("eos_token_id"), generation.token_ids("eos_token_id"))
     begins = fields.token_ids("bos_token_id")
+    recurrent = _recurrent(name, fields, hidden_size)
+    head_dim = _count(fields, _HEAD_DIM, max(1, hidden_size // heads))
+    if "kv_lora_rank" in fields:
+        kv_heads, head_dim = _latent(name, fields, heads)
     vocab_size = fields.count("vocab_size")
     check_token_ids(CONFIG_FILE, (*union_of_ids(*ends), *begins), vocab_size)
     return ModelConfig(
@@ -104,17 +120,50 @@ def read_foreign_config(folder: Path, document: Mapping[str, object]) -> ModelCo
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_count(fields, _HEAD_DIM, max(1, hidden_size // heads)),
+        head_dim=head_dim,
         context_length=_count(fields, _CONTEXT, UNSTATED_CONTEXT_TOKENS),
         norm_eps=0.0,
-        layer_types=(FULL_ATTENTION,) * layers,
+        layer_types=(FULL_ATTENTION if recurrent is None else LINEAR_ATTENTION,) * layers,
         layer_ropes=(),
+        recurrent=recurrent,
         eos_token_ids=union_of_ids(*ends, tokenizer_eos_ids(folder)),
         bos_token_id=begins[0] if begins else None,
-        quantization=parse_quantization(fields),
+        quantization=parse_foreign_quantization(fields),
         option_defaults=option_defaults(generation),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
     )
+
+
+def _recurrent(name: str, fields: Fields, hidden_size: int) -> RecurrentGeometry | None:
+    """The state of a layer where none attends to keys and values; as mlx-lm keeps it, matrix and newest inputs."""
+    if name in _RWKV:
+        size = fields.count("head_dim", 64)
+        return _state(hidden_size // size, rows=size, columns=size, inputs=3)
+    if name not in _MAMBA | _MAMBA2:
+        return None
+    inputs = _count(fields, ("conv_kernel", "d_conv"), 4)
+    columns = _count(fields, ("state_size", "d_state"), 128)
+    if name in _MAMBA:
+        return _state(1, rows=_count(fields, ("intermediate_size", "d_inner")), columns=columns, inputs=inputs)
+    heads, groups = fields.count("num_heads"), fields.count("n_groups", 1)
+    return _state(heads, rows=fields.count("head_dim"), columns=columns, inputs=inputs, groups=groups)
+
+
+def _state(heads: int, *, rows: int, columns: int, inputs: int, groups: int = 0) -> RecurrentGeometry:
+    return RecurrentGeometry(
+        key_heads=groups, value_heads=heads, key_dim=columns, value_dim=rows, convolution_tokens=inputs
+    )
+
+
+def _latent(name: str, fields: Fields, heads: int) -> tuple[int, int]:
+    """Heads and their size that stand for what a token leaves in a layer of latent attention, keys and values alike."""
+    rotated = fields.count("qk_rope_head_dim", 64)
+    if name in _UNPACKS_LATENTS:
+        return heads, rotated + fields.count("qk_nope_head_dim", 128)
+    kept = fields.count("kv_lora_rank") + rotated
+    if "index_head_dim" in fields:
+        kept += 2 * fields.count("index_head_dim")
+    return (2 if name in _TWO_CACHES else 1), (kept + 1) // 2
 
 
 def _require_architecture(name: str) -> None:
@@ -126,10 +175,18 @@ def _require_architecture(name: str) -> None:
             f"model_type {name!r} is not supported; supported: {known}; `pip install '{EXTRA}'` adds what mlx-lm knows",
         )
     modules = [Path(place, "models", f"{name}.py") for place in spec.submodule_search_locations or ()]
-    if not _NAME.fullmatch(name) or not (name in RENAMED or any(module.is_file() for module in modules)):
+    if not _NAME.fullmatch(name) or not (name in RENAMED or any(map(_is_architecture, modules))):
         raise UnsupportedArtifactError(
             CONFIG_FILE, f"model_type {name!r} is not supported, nor is it known to mlx-lm; supported: {known}"
         )
+
+
+def _is_architecture(module: Path) -> bool:
+    """Whether `module` has the two classes that mlx-lm builds a model of; others only help those that have."""
+    try:
+        return set(_WORD.findall(module.read_text())) >= _CLASSES
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _count(fields: Fields, names: tuple[str, ...], default: int | None = None, **bounds: int) -> int:

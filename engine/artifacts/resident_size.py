@@ -6,7 +6,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from engine.artifacts.consistency import logical_shape
+from engine.artifacts.artifact import PACKED_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from engine.artifacts.artifact import Artifact
 
 BLOCK_VALUES: Final = 32
+_ALWAYS_UNPACKED: Final = frozenset({"F8_E4M3"})
+"""What mlx-lm unpacks while it reads, but for one layout."""
 PACKED_BLOCK_BYTES: Final[Mapping[str, int]] = MappingProxyType({"Q4_0": 16, "Q4_1": 16, "Q8_0": 32})
 """GGUF blocks that stay packed, and the bytes of their integers; a scale and a bias are added to each."""
 
@@ -37,11 +39,11 @@ def resident_bytes(artifact: Artifact, *, element_bytes: int, dequantize: bool, 
 
 def _tensor_bytes(artifact: Artifact, name: str, element_bytes: int, *, dequantize: bool) -> int:
     header = artifact.tensors[name]
-    if dequantize and name.endswith((".scales", ".biases")):
+    if dequantize and artifact.stored_quantization and artifact.is_scale(name):
         return 0
     if not dequantize and header.dtype in PACKED_BLOCK_BYTES:
         blocks = math.prod(header.shape) // BLOCK_VALUES
         return blocks * (PACKED_BLOCK_BYTES[header.dtype] + 2 * element_bytes)
-    if not dequantize and header.dtype in ("U32", "U8"):
+    if not dequantize and header.dtype in PACKED_DTYPES - _ALWAYS_UNPACKED:
         return header.nbytes
-    return math.prod(logical_shape(artifact.config, artifact.tensors, name)) * element_bytes
+    return artifact.values(name) * element_bytes

@@ -25,11 +25,14 @@ SINGLE_FILES: Final = ("model.safetensors", "weights.safetensors")
 HEADER_LIMIT_BYTES: Final = 100_000_000
 INDEX_LIMIT_BYTES: Final = 100_000_000
 _LENGTH_BYTES: Final = 8
+_PYTORCH: Final = frozenset({".bin", ".pt", ".pth"})
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1,
     "U8": 1,
     "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
     "U16": 2,
     "I16": 2,
     "F16": 2,
@@ -54,7 +57,9 @@ def read_folder(folder: Path) -> dict[str, TensorHeader]:
     for name in SINGLE_FILES:
         if is_named(folder / name):
             return read_header(folder / name)
-    raise MissingArtifactError(folder.name, f"holds no weights ({INDEX_FILE} or {' or '.join(SINGLE_FILES)})")
+    others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PYTORCH)
+    instead = f"; it has {others[0]}: PyTorch files are not read" if others else ""
+    raise MissingArtifactError(folder.name, f"holds no weights ({INDEX_FILE} or {' or '.join(SINGLE_FILES)}){instead}")
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from engine.artifacts.consistency import logical_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +31,7 @@ def stored_forms(artifact: Artifact) -> tuple[StoredForm, ...]:
     """The matrices of `artifact`, by module and form; modules come in the order in which the files hold them."""
     found: dict[tuple[str, str], list[tuple[int | None, int, int]]] = defaultdict(list)
     for name, header in artifact.tensors.items():
-        if name.endswith((".scales", ".biases")) or len(header.shape) < 2:
+        if artifact.is_scale(name) or len(header.shape) < 2:
             continue
         module, layer = _place(name.removesuffix(".weight"))
         form, values, nbytes = _form(artifact, name, header)
@@ -79,8 +76,4 @@ def _form(artifact: Artifact, name: str, header: TensorHeader) -> tuple[str, int
     nbytes = header.nbytes + sum(part.nbytes for part in parts if part is not None)
     scales, quantization = parts[0], artifact.config.quantization
     scheme = None if scales is None or quantization is None else quantization.scheme(module)
-    if scales is None or scheme is None:
-        return header.dtype, math.prod(header.shape), nbytes
-    if artifact.graph == "native":
-        return str(scheme), math.prod(logical_shape(artifact.config, artifact.tensors, name)), nbytes
-    return str(scheme), math.prod(scales.shape) * scheme.group_size, nbytes
+    return header.dtype if scheme is None else str(scheme), artifact.values(name), nbytes

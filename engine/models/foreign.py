@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from engine.runtime.policy import ComputeDtype, LayoutPolicy
 
 _LONGEST_REASON_CHARACTERS = 300
+_MORE_QUANTIZATION = ("hf_quant_config.json",)
+"""Where one method of quantization is stated beside the configuration."""
 
 
 class ForeignGraph:
@@ -111,7 +113,8 @@ def load_foreign_graph(
 ) -> ForeignGraph:
     """Build and load the model of `artifact` with mlx-lm.
 
-    Weights of the stored dtype are held in the layout's; those that the file keeps in another one stay as they are.
+    Weights of the stored dtype, and all of 16 bits, are held in the layout's; those that the file keeps wider stay as
+    they are. Scales are widened before they unpack anything, so that no value is rounded to 16 bits on its way.
 
     Args:
         artifact: a folder whose configuration and headers have been checked.
@@ -130,10 +133,15 @@ def load_foreign_graph(
         except ImportError as error:
             raise UnsupportedArtifactError(artifact.path.name, f"mlx-lm cannot be imported: {_reason(error)}") from None
     model = _load(artifact, utils.load_model)
+    held, narrow = getattr(mx, layout.compute_dtype), (mx.float16, mx.bfloat16, getattr(mx, stored_dtype))
+
+    def hold(array: mx.array) -> mx.array:
+        return array.astype(held) if array.dtype in narrow else array
+
+    model.apply(hold)
     if layout.dequantize:
         model = utils.dequantize_model(model)
-    stored, held = getattr(mx, stored_dtype), getattr(mx, layout.compute_dtype)
-    model.apply(lambda array: array.astype(held) if array.dtype == stored else array)
+        model.apply(hold)
     for array in _parameters(model):
         before_each()
         mx.eval(array)
@@ -144,7 +152,9 @@ def _load(artifact: Artifact, load_model: Callable[..., tuple[Any, Any]]) -> Any
     """The model with its weights unread, from a view of the folder that holds what we have checked and no more."""
     with tempfile.TemporaryDirectory(prefix="mlx-stream-") as view:
         folder = Path(view)
-        (folder / "config.json").symlink_to(artifact.path / "config.json")
+        for name in ("config.json", *_MORE_QUANTIZATION):
+            if (artifact.path / name).is_file():
+                (folder / name).symlink_to(artifact.path / name)
         for index, file in enumerate(artifact.weight_files):
             (folder / f"model-{index:05}.safetensors").symlink_to(file)
         try:

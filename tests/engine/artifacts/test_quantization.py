@@ -1,4 +1,4 @@
-"""How a configuration states quantization: inheritance, exemptions, and widths that no kernel reads."""
+"""How a configuration states quantization: overrides, exemptions, and widths that no kernel reads."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def parsed(**changes):
 
 
 @pytest.mark.parametrize("place", ["quantization", "quantization_config"])
-def test_overrides_inherit_what_they_do_not_state(place):
+def test_overrides_mean_what_mlx_takes_them_for(place):
     stated = {
         "bits": 4,
         "group_size": 64,
@@ -22,6 +22,8 @@ def test_overrides_inherit_what_they_do_not_state(place):
         "a.v_proj": False,
         "a.o_proj": True,
         "a.up": {"mode": "mxfp4"},
+        "a.down": {"mode": "nvfp4"},
+        "a.gate": {},
     }
     quantization = parsed(**{place: stated}).quantization
     default = QuantizationScheme(bits=4, group_size=64)
@@ -31,6 +33,20 @@ def test_overrides_inherit_what_they_do_not_state(place):
     assert quantization.scheme("a.v_proj") is None
     assert quantization.scheme("a.o_proj") == default
     assert quantization.scheme("a.up") == QuantizationScheme(bits=4, group_size=32, mode="mxfp4")
+    assert quantization.scheme("a.down") == QuantizationScheme(bits=4, group_size=16, mode="nvfp4")
+    assert quantization.scheme("a.gate") is None
+
+
+@pytest.mark.parametrize(("mode", "widths"), [("mxfp4", (4, 32)), ("nvfp4", (4, 16)), ("mxfp8", (8, 32))])
+def test_an_override_without_a_mode_is_affine_whatever_the_default_is(mode, widths):
+    bits, group_size = widths
+    stated = {"bits": bits, "group_size": group_size, "mode": mode}
+    overrides = {"a.router": {"bits": 8, "group_size": 64}, "a.o_proj": {"bits": 8}, "a.q_proj": {"group_size": 32}}
+    quantization = parsed(quantization=stated | overrides).quantization
+    assert quantization.default == QuantizationScheme(bits=bits, group_size=group_size, mode=mode)
+    assert quantization.scheme("a.router") == QuantizationScheme(bits=8, group_size=64)
+    assert quantization.scheme("a.o_proj") == QuantizationScheme(bits=8, group_size=64)
+    assert quantization.scheme("a.q_proj") == QuantizationScheme(bits=4, group_size=32)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,32 @@ def test_quantized_models_give_mlx_lms_ids_packed_and_unpacked(tmp_path, quantiz
     assert (binding.weights_bytes > artifact.weights_bytes) is dequantize
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_unpacked_weights_are_not_rounded_to_the_dtype_of_their_scales(tmp_path, dtype):
+    config, quantization = ARCHITECTURES["internlm2"], {"bits": 4, "group_size": 32}
+    oracle = tiny_foreign.write(tmp_path / "m", config, quantization=quantization, dtype=dtype)
+    oracle.apply(lambda array: array.astype(mx.float32) if array.dtype == dtype else array)
+    stored = "bfloat16" if dtype == mx.bfloat16 else "float16"
+    binding = bind(tmp_path / "m", stored_dtype=stored)
+    prompt = random_prompt(6, 9)
+    found, expected = step(binding, [(prompt, binding.make_cache())])[0], oracle(mx.array([prompt]))[0, -1]
+    assert mx.abs(found - expected).max() < 1e-5 * mx.abs(expected).max()
+
+
+def test_weights_of_both_16_bit_dtypes_are_held_in_one(tmp_path):
+    tiny_foreign.write(tmp_path / "m", ARCHITECTURES["stablelm"], dtype=mx.bfloat16)
+    path = tmp_path / "m/model.safetensors"
+    tensors = {name: array + 0 for name, array in mx.load(str(path)).items()}
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].astype(mx.float16)
+    mx.eval(tensors)
+    path.unlink()
+    mx.save_safetensors(str(path), tensors)
+    for held in ("float32", "bfloat16"):
+        layout = dataclasses.replace(LAYOUT, compute_dtype=held)
+        graph = bind(tmp_path / "m", layout=layout, stored_dtype="bfloat16").graph
+        assert {str(array.dtype) for array in foreign._parameters(graph._model)} == {f"mlx.core.{held}"}
+
+
 def test_weights_of_the_stored_dtype_are_widened_and_others_left(tmp_path):
     tiny_foreign.write(tmp_path / "m", ARCHITECTURES["stablelm"], dtype=mx.bfloat16)
     wide = bind(tmp_path / "m", stored_dtype="bfloat16")
@@ -250,7 +276,9 @@ def test_without_the_extra_the_refusal_says_what_to_install(tmp_path, monkeypatc
         load_foreign_graph(artifact, LAYOUT, Composition(), stored_dtype="float32", before_each=lambda: None)
 
 
-@pytest.mark.parametrize("name", ["nobody_knows", "../cache", "os", "base.py", "a b", "Llama"])
+@pytest.mark.parametrize(
+    "name", ["nobody_knows", "../cache", "os", "base.py", "a b", "Llama", "base", "cache", "rope_utils", "ssm"]
+)
 def test_a_name_that_mlx_lm_does_not_know_is_refused_before_anything_is_imported(tmp_path, name):
     tiny_foreign.write(tmp_path / "m", ARCHITECTURES["stablelm"])
     config = (tmp_path / "m/config.json").read_text().replace('"stablelm"', f'"{name}"')

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_model, quantize_model
 
 from engine.contracts.errors import UnsupportedArtifactError
 from engine.contracts.graph import PackedSegment
 from engine.models import reading
 from engine.ops.linear import multiplies_packed
-from tests.engine.models import tiny_llama
+from tests.engine.models import tiny_families, tiny_llama
 
 CONFIG = tiny_llama.PLAIN | {"hidden_size": 128, "intermediate_size": 128, "vocab_size": 96}
 AFFINE = [{"bits": bits, "group_size": size, "mode": "affine"} for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64, 128)]
@@ -112,3 +112,13 @@ def test_what_the_library_has_no_product_for_is_told():
     assert multiplies_packed(4, 64, "affine")
     assert not multiplies_packed(7, 64, "affine")
     assert not multiplies_packed(4, 64, "nothing")
+
+
+@pytest.mark.parametrize("scheme", [AFFINE[6], *OTHERS], ids=lambda scheme: scheme["mode"])
+def test_experts_that_mlx_lm_converts_are_read_with_the_routers_own_scheme(tmp_path, scheme):
+    config = tiny_families.config_of("qwen3_moe", next(iter(tiny_families.FAMILIES["qwen3_moe"].cases.values())))
+    model, stated = quantize_model(tiny_families.build("qwen3_moe", config), config, **scheme)
+    assert any(isinstance(value, dict) and "mode" not in value for value in stated["quantization"].values())
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    assert_equal(logits(tmp_path, dequantize=True), oracle_logits(tmp_path))
