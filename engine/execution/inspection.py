@@ -104,6 +104,24 @@ class ModelReport:
     notes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadableModel:
+    """A model whose files do not say enough for a report; `problems` says why it cannot be served."""
+
+    name: str
+    problems: tuple[str, ...]
+
+
+def explain_model(reference: str, host: Host | None = None) -> ModelReport | UnreadableModel:
+    """`inspect_model`, with a refusal as a report of its own."""
+    name = reference
+    try:
+        name = catalogue.resolve(reference).name
+        return inspect_model(reference, host)
+    except EngineError as error:
+        return UnreadableModel(name=name, problems=(str(error),))
+
+
 def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
     """Explain the model `reference`: an alias, a path, or the name of a repository that is on this machine.
 
@@ -121,6 +139,8 @@ def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
         problems.append(
             f"the weights would take {memory.weights_bytes} bytes, {memory.available_bytes} are available here"
         )
+    elif not memory.largest_context:
+        problems.append("beside the weights, memory is left for no request at all")
     return ModelReport(
         name=location.name,
         kind=artifact.kind,
@@ -200,6 +220,9 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
     notes = []
     if artifact.graph == "mlx-lm":
         notes.append("has no graph here and is served by mlx-lm: rows are computed one by one")
+        notes.append("whether mlx-lm takes its fields and tensors shows only when it is loaded")
+        if artifact.config.recurrent is None:
+            notes.append("what its rows keep is not known: memory counts keys and values for every layer and token")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")
     if not artifact.config.eos_token_ids:

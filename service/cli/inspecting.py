@@ -16,7 +16,7 @@ from service.cli.terminal import harmless
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.execution.inspection import MemoryReport, ModelReport, StorageReport, TextReport
+    from engine.execution.inspection import MemoryReport, ModelReport, StorageReport, TextReport, UnreadableModel
 
 
 def show_report(report: ModelReport, console: Console) -> None:
@@ -36,15 +36,25 @@ def show_report(report: ModelReport, console: Console) -> None:
     console.print(page)
     console.print()
     console.print(_forms(report.storage))
-    for heading, lines, style in (("cannot be served", report.problems, "red"), ("note", report.notes, "yellow")):
-        for line in lines:
-            console.print(Text(f"{heading}: ", style=style) + Text(harmless(line)), soft_wrap=True)
+    _show_lines("cannot be served", report.problems, "red", console)
+    _show_lines("note", report.notes, "yellow", console)
 
 
-def report_as_json(report: ModelReport, output: TextIO) -> None:
+def show_unreadable(report: UnreadableModel, console: Console) -> None:
+    """The page of a model of which no more is known than why it cannot be served."""
+    console.print(Text(harmless(report.name), style="bold"))
+    _show_lines("cannot be served", report.problems, "red", console)
+
+
+def report_as_json(report: ModelReport | UnreadableModel, output: TextIO) -> None:
     """One JSON object, with the fields of the report."""
     json.dump(dataclasses.asdict(report), output, indent=2)
     output.write("\n")
+
+
+def _show_lines(heading: str, lines: Iterable[str], style: str, console: Console) -> None:
+    for line in lines:
+        console.print(Text(f"{heading}: ", style=style) + Text(harmless(line)), soft_wrap=True)
 
 
 def _shape(report: ModelReport) -> Iterable[tuple[str, str]]:

@@ -13,9 +13,8 @@ from rich.table import Table
 from engine.contracts.errors import EngineError
 from engine.contracts.memory import MemoryLoad
 from engine.execution import catalogue
-from service.cli.inspecting import report_as_json, show_report
+from service.cli.inspecting import report_as_json, show_report, show_unreadable
 from service.cli.progress import ProgressLine
-from service.cli.terminal import harmless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,12 +63,11 @@ def inspect_(name: str, as_json: bool) -> None:
     """
     from engine.execution import inspection  # slow to import, and no other command needs it
 
-    try:
-        report = inspection.inspect_model(name)
-    except EngineError as error:
-        raise click.ClickException(harmless(str(error))) from error
+    report = inspection.explain_model(name)
     if as_json:
         report_as_json(report, sys.stdout)
+    elif isinstance(report, inspection.UnreadableModel):
+        show_unreadable(report, Console())
     else:
         show_report(report, Console())
     if report.problems:

@@ -53,7 +53,7 @@ def test_quantization_is_told_layer_by_layer(tmp_path):
     tensors = quantized(
         llama_tensors(), {up: None, "model.layers.0.mlp.up_proj": {"bits": 6, "group_size": 32}}, FOUR_BITS
     )
-    stated = FOUR_BITS | {up: False, "model.layers.0.mlp.up_proj": {"bits": 6}}
+    stated = FOUR_BITS | {up: False, "model.layers.0.mlp.up_proj": {"bits": 6, "group_size": 32}}
     forms = inspect_model(str(write_folder(tmp_path / "m", tensors, config={"quantization": stated}))).storage.forms
     told = {(form.module, form.form): form.layers for form in forms}
     assert told["mlp.up_proj", "affine 6-bit, groups of 32"] == "0"

@@ -112,7 +112,35 @@ def test_a_model_that_cannot_be_served_is_explained_with_a_failing_exit(tmp_path
     (tmp_path / "m/config.json").write_text("{")
     result = run("inspect", str(tmp_path / "m"))
     assert result.exit_code == 1
-    assert result.stderr.strip() == "Error: m/config.json: is not JSON"
+    assert result.stdout.split("\n")[:2] == ["m", "cannot be served: m/config.json: is not JSON"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "too short for a header"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            "pytorch_model.bin: PyTorch files are not read",
+        ),
+    ],
+)
+def test_a_broken_model_is_an_object_with_its_reasons_too(tmp_path, break_it, reason):
+    tiny_model.write(tmp_path / "m")
+    break_it(tmp_path / "m")
+    result = run("inspect", str(tmp_path / "m"), "--json")
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert report["name"] == "m"
+    assert len(report["problems"]) == 1
+    assert reason in report["problems"][0]
+
+
+def test_a_model_that_is_not_there_is_an_object_too(tmp_path):
+    result = run("inspect", str(tmp_path / "nothing"), "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["problems"] == ["nothing: no such file or folder"]
 
 
 def test_what_files_say_cannot_drive_the_terminal(tmp_path):
