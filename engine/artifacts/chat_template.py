@@ -7,6 +7,7 @@ and how they are told apart is stated in `template_controls`. Not here: what tem
 from __future__ import annotations
 
 import functools
+import re
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _MAX_SOURCE_CHARACTERS: Final = 2**20
+_NOT_THERE: Final = re.compile(r"No (filter|test) named ('[\w.]{1,40}')")
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
 _GGUF_KEY: Final = "tokenizer.chat_template"
 
@@ -131,9 +133,7 @@ class ChatTemplate:
             prepare = None if self._marks is None else self._marks.mark_template
             return self._sandbox.compile_bounded(source, prepare)
         except TemplateSyntaxError as error:
-            unknown = isinstance(error, TemplateAssertionError)
-            fault = "uses a filter or test that is not supported" if unknown else "is not valid"
-            return ChatTemplateError(f"the chat template cannot be compiled: line {error.lineno} {fault}")
+            return ChatTemplateError(f"the chat template cannot be compiled: line {error.lineno} {_fault(error)}")
         except ChatTemplateError as error:
             return error
         except Exception:  # a hostile source can make the compiler fail in any way
@@ -189,6 +189,14 @@ def encode_chat(template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatP
     marks.refuse_assembled(parts, texts)
     ids = tokenizer.encode_parts(parts, field="prompt.chat")
     return marks.restore(rendered), tokenizer.without_doubled_bos(ids)
+
+
+def _fault(error: TemplateSyntaxError) -> str:
+    """What is wrong with a line; a filter or test that is not there is named, since names are plain words."""
+    if not isinstance(error, TemplateAssertionError):
+        return "is not valid"
+    named = _NOT_THERE.match(error.message or "")
+    return f"uses the {named[1]} {named[2]}, which is not supported" if named else "uses what is not supported"
 
 
 def _template_error(error: Exception) -> ChatTemplateError:

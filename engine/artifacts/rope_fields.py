@@ -89,15 +89,20 @@ def _of_layer_type(parameters: Fields, layer_type: str) -> Fields:
 
 
 def _kind(newer: Fields, older: Fields) -> RopeKind:
-    name = next((name for place in (newer, older) for name in _kind_names(place) if name), "default")
-    if name not in _KINDS:
-        raise UnsupportedArtifactError(newer.file, f"rotary embedding of kind {name!r} is not supported")
-    return _KINDS[name]
+    names = next((names for place in (newer, older) if (names := _kind_names(place))), ("default",))
+    for name in names:
+        if name not in _KINDS:
+            raise UnsupportedArtifactError(newer.file, f"rotary embedding of kind {name!r} is not supported")
+    if len({_KINDS[name] for name in names}) > 1:
+        raise CorruptArtifactError(
+            newer.file, f"rotary embedding is stated as type {names[0]!r}, rope_type {names[1]!r}"
+        )
+    return _KINDS[names[0]]
 
 
-def _kind_names(stated: Fields) -> tuple[str, str]:
-    """The kind in both spellings, the one that counts first; "" where it is absent."""
-    return stated.text("type"), stated.text("rope_type")
+def _kind_names(stated: Fields) -> tuple[str, ...]:
+    """The kind in every spelling that is there; they must agree."""
+    return tuple(name for field in ("type", "rope_type") if (name := stated.text(field)))
 
 
 def _rotating(file: str, head_dim: int, partial: float) -> int:

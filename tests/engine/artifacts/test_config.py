@@ -151,6 +151,13 @@ def test_a_number_too_large_for_any_float_is_refused_like_infinity():
 # Rotary parameters
 
 
+def test_two_spellings_of_a_rotation_must_agree():
+    both = {"type": "su", "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+    assert parsed(rope_scaling=both).layer_ropes[0].kind == "longrope"
+    with pytest.raises(CorruptArtifactError, match="type 'linear', rope_type 'llama3'"):
+        parsed(rope_scaling={"type": "linear", "rope_type": "llama3", "factor": 4.0})
+
+
 @pytest.mark.parametrize("spelling", ["type", "rope_type"])
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
 def test_the_kind_of_rotation_is_read_in_every_spelling(spelling, place):

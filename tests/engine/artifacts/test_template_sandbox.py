@@ -119,10 +119,16 @@ def test_a_syntax_error_names_its_line_alone(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ 'x'|center(3) }}", "{{ 'x'|urlize }}", "{{ 'x' is nonsense }}", "{{ messages|attr('x') }}"]
+    ("source", "what"),
+    [
+        ("{{ 'x'|center(3) }}", "filter 'center'"),
+        ("{{ 'x'|urlize }}", "filter 'urlize'"),
+        ("{{ 'x' is nonsense }}", "test 'nonsense'"),
+        ("{{ messages|attr('x') }}", "filter 'attr'"),
+    ],
 )
-def test_an_unknown_filter_or_test_is_refused(source: str) -> None:
-    assert refused(source) == "cannot be compiled: line 1 uses a filter or test that is not supported"
+def test_an_unknown_filter_or_test_is_refused_by_name(source: str, what: str) -> None:
+    assert refused(source) == f"cannot be compiled: line 1 uses the {what}, which is not supported"
 
 
 @pytest.mark.parametrize(
