@@ -10,7 +10,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeGuard
 
 from engine.artifacts.fields import read_object
 from engine.artifacts.model_files import is_named, open_file
@@ -69,38 +69,41 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         CorruptArtifactError: the file is cut or contradicts itself; the message holds the sizes.
         UnsupportedArtifactError: a dtype that we do not read, named with its tensor.
     """
-    header, data_start, size_bytes = _read_header_object(path)
-    _check_metadata(path.name, header.pop("__metadata__", None))
-    tensors = [_tensor(path, name, entry, data_start) for name, entry in header.items()]
-    tensors.sort(key=lambda tensor: (tensor.offset_bytes, tensor.nbytes))
-    _check_tiling(path.name, tensors, data_start, size_bytes)
-    return {tensor.name: tensor for tensor in tensors}
+    with open_file(path) as file:
+        return read_open_header(file, path)[0]
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The texts that a file carries beside its tensors; none if it has none. Raises what `read_header` raises."""
-    metadata = _read_header_object(path)[0].get("__metadata__")
-    _check_metadata(path.name, metadata)
-    return dict(metadata) if isinstance(metadata, dict) else {}
-
-
-def _read_header_object(path: Path) -> tuple[dict[str, object], int, int]:
-    """The JSON header, where the data starts, and the size of the file."""
     with open_file(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if size_bytes < _LENGTH_BYTES:
-            raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
-        if length_bytes > size_bytes - _LENGTH_BYTES:
-            raise CorruptArtifactError(
-                path.name, f"claims a header of {length_bytes} bytes, the file has {size_bytes} bytes"
-            )
-        if length_bytes > HEADER_LIMIT_BYTES:
-            raise CorruptArtifactError(
-                path.name, f"claims a header of {length_bytes} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
-            )
-        raw = file.read(length_bytes)
-    return _parse_header(path.name, raw), _LENGTH_BYTES + length_bytes, size_bytes
+        return _texts(path.name, _read_header_object(file, path)[0].get("__metadata__"))
+
+
+def read_open_header(file: BinaryIO, path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
+    """What `read_header` and `read_metadata` return, of a file that is open at its start; errors name `path`."""
+    header, data_start, size_bytes = _read_header_object(file, path)
+    texts = _texts(path.name, header.pop("__metadata__", None))
+    tensors = [_tensor(path, name, entry, data_start) for name, entry in header.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset_bytes, tensor.nbytes))
+    _check_tiling(path.name, tensors, data_start, size_bytes)
+    return {tensor.name: tensor for tensor in tensors}, texts
+
+
+def _read_header_object(file: BinaryIO, path: Path) -> tuple[dict[str, object], int, int]:
+    """The JSON header, where the data starts, and the size of the file."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    length_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if size_bytes < _LENGTH_BYTES:
+        raise CorruptArtifactError(path.name, f"is {size_bytes} bytes long, too short for a header")
+    if length_bytes > size_bytes - _LENGTH_BYTES:
+        raise CorruptArtifactError(
+            path.name, f"claims a header of {length_bytes} bytes, the file has {size_bytes} bytes"
+        )
+    if length_bytes > HEADER_LIMIT_BYTES:
+        raise CorruptArtifactError(
+            path.name, f"claims a header of {length_bytes} bytes, at most {HEADER_LIMIT_BYTES} are allowed"
+        )
+    return _parse_header(path.name, file.read(length_bytes)), _LENGTH_BYTES + length_bytes, size_bytes
 
 
 def _parse_header(file: str, raw: bytes) -> dict[str, object]:
@@ -121,12 +124,13 @@ def _parse_header(file: str, raw: bytes) -> dict[str, object]:
     return header
 
 
-def _check_metadata(file: str, metadata: object) -> None:
+def _texts(file: str, metadata: object) -> dict[str, str]:
     """The format allows texts alone there, and other readers of the file give up on anything else."""
-    if metadata is not None and not (
-        isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    ):
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CorruptArtifactError(file, "has a header whose __metadata__ is no object of texts")
+    return dict(metadata)
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorHeader:

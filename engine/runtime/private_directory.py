@@ -11,18 +11,16 @@ if TYPE_CHECKING:
 
 
 def make_private_directory(path: Path) -> Path:
-    """Create `path` with mode 0700, or tighten an own folder to it.
+    """Create `path` with mode 0700. One that is there keeps its mode: what others may have put into it is not trusted.
 
     Raises:
         OSError: it cannot be made.
-        PermissionError: it belongs to another user, or is not a real folder.
+        PermissionError: it belongs to another user, others may enter or change it, or it is not a real folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
-    if path.is_symlink() or path.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{path.name} must be a folder of the user who runs the engine")
-    if not is_private(path):
-        path.chmod(0o700)
+    if path.is_symlink() or not is_private(path):
+        raise PermissionError(f"{path.name} must be a folder of the user who runs the engine, and closed to others")
     return path
 
 

@@ -1,16 +1,16 @@
 """Keeps prefixes on disk, so that they survive a restart: one file for each, written by a worker of its own.
 
-Files lie in FOLDER/CONFIGURATION/NAMESPACE/, named by digests alone; there is no index file. What is damaged is
-removed, what others wrote is left alone, and a folder that cannot be written costs one line of the log. Another server
-may use the same folder. `offer` and `load` belong to the engine thread. Units: tokens and bytes.
+There is no index file. What is damaged is removed, what others wrote is left alone, and a folder that cannot be read or
+written costs one line of the log. Another server may use the same folder. `offer` and `load` belong to the engine
+thread. Units: tokens and bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import logging
 import os
-import stat
+import re
 import threading
 from collections import deque
 from contextlib import suppress
@@ -19,21 +19,19 @@ from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import ArtifactError
 from engine.contracts.snapshot import usable_tokens
-from engine.runtime.private_directory import make_private_directory
 from engine.state.prefix_arrays import to_device, to_host
 from engine.state.prefix_file import (
-    SUFFIX,
     ForeignPrefixError,
     PrefixRecord,
     read_prefix_file,
     read_prefix_record,
-    remove_orphans,
     write_prefix_file,
 )
+from engine.state.prefix_folder import PrefixFolder, digest
 from engine.state.prefix_index import TOKEN_BYTES, PrefixIndex, length_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from engine.contracts.snapshot import LayerSnapshot
@@ -78,19 +76,19 @@ class PrefixDisk:
         """Start the worker, which first reads the headers of what is there.
 
         Args:
-            folder: made when there is something to write; nobody else can read it.
+            folder: made when there is something to write; a sub-folder that nobody else can read holds everything.
             identity: whatever must be equal for a state to be of use: weights, arithmetic, layout.
-            capacity_bytes: bytes of all files; those unused for longest go first.
+            capacity_bytes: bytes of all entries, whoever wrote them; those unused for longest go first.
         """
-        self._folder = folder
-        self._identity = _digest(identity.encode("utf-8"))
+        self._folder = PrefixFolder(folder, self._warn)
+        self._identity = digest(identity.encode("utf-8"))
         self._capacity_bytes = capacity_bytes
         self._changed = threading.Condition()
         self._index = PrefixIndex[StoredPrefix]()
         self._queue: deque[_Queued] = deque()
         self._is_busy = True
         self._is_closing = False
-        self._has_warned = False
+        self._warned: set[str] = set()
         self._worker = threading.Thread(target=self._run, name="mlx-stream-prefixes", daemon=True)
         self._worker.start()
 
@@ -110,11 +108,20 @@ class PrefixDisk:
         return None if found is None else DiskHit(*found)
 
     def load(self, stored: StoredPrefix) -> list[LayerSnapshot] | None:
-        """Read an entry, verified; None when it is gone or damaged, and then it is forgotten."""
+        """Read an entry, verified; None when it cannot be had. It is forgotten unless it may be read another time."""
         try:
             record, tensors = read_prefix_file(stored.path)
-        except (ArtifactError, ForeignPrefixError) as error:
+        except ArtifactError as error:
             logger.warning("a kept prefix is dropped: %s", error)
+            self._remove(stored)
+            return None
+        except (FileNotFoundError, ForeignPrefixError):
+            self._forget(stored)
+            return None
+        except OSError as error:
+            self._warn("a kept prefix cannot be read from disk now", error)
+            return None
+        if record != stored.record:
             self._forget(stored)
             return None
         with suppress(OSError):
@@ -152,13 +159,13 @@ class PrefixDisk:
     def _run(self) -> None:
         try:
             self._scan()
-        except OSError as error:
-            self._warn(error)
+        except Exception:
+            logger.exception("kept prefixes are not read from disk")
         while (queued := self._next()) is not None:
             try:
                 self._write(queued)
             except OSError as error:
-                self._warn(error)
+                self._warn("prefixes are not written to disk", error)
             except Exception:
                 logger.exception("a prefix could not be written")
 
@@ -171,85 +178,86 @@ class PrefixDisk:
             return self._queue.popleft() if self._queue else None
 
     def _scan(self) -> None:
-        for folder in self._folder.glob("*/*"):
-            remove_orphans(folder)
-        for path in sorted(self._folder.glob(f"{self._identity}/*/*{SUFFIX}")):
-            try:
-                record = read_prefix_record(path)
-            except ForeignPrefixError:
-                continue
-            except ArtifactError as error:
-                logger.warning("a kept prefix is dropped: %s", error)
-                path.unlink(missing_ok=True)
-                continue
-            if record.identity == self._identity and path == self._path(record.namespace, record.key):
+        if not self._folder.is_ours():
+            return
+        self._folder.remove_orphans()
+        for path in self._folder.entries(re.compile(self._identity)):
+            record = self._record_in(path)
+            if record is not None and record.identity == self._identity and path == self._path(record):
                 with self._changed:
                     self._index.put(record.namespace, record.key, StoredPrefix(record, path))
         self._make_room(0)
 
+    def _record_in(self, path: Path) -> PrefixRecord | None:
+        """What `path` says of itself; None when that is of no use. What is damaged is removed."""
+        try:
+            return read_prefix_record(path)
+        except ArtifactError as error:
+            if self._folder.remove(path):
+                logger.warning("a kept prefix is dropped: %s", error)
+        except (FileNotFoundError, ForeignPrefixError):
+            pass
+        except OSError as error:
+            self._warn("a kept prefix cannot be read from disk now", error)
+        except Exception:
+            logger.exception("a kept prefix cannot be read")
+        return None
+
     def _write(self, queued: _Queued) -> None:
-        path = self._path(queued.record.namespace, queued.record.key)
-        for folder in (self._folder, path.parent.parent, path.parent):
-            make_private_directory(folder)
-        self._make_room(queued.nbytes)
-        write_prefix_file(path, queued.record, queued.layers)
-        stored = StoredPrefix(queued.record, path)
+        record, path = queued.record, self._path(queued.record)
+        self._folder.make_place(path)
         with self._changed:
-            ancestors = list(self._index.ancestors(queued.record.namespace, queued.record.key))
-            self._index.put(queued.record.namespace, queued.record.key, stored)
-        for one in ancestors:
-            if queued.record.serves(length_of(one.record.key)):
-                self._forget(one)
+            shorter = self._index.ancestors(record.namespace, record.key)
+            superseded = [one for one in shorter if record.serves(length_of(one.record.key))]
+            same = self._index.get(record.namespace, record.key)
+        for one in [*superseded, *([] if same is None else [same])]:
+            self._remove(one)
+        if not self._make_room(queued.nbytes):
+            raise OSError(errno.EDQUOT, "files that cannot be removed take the room")
+        write_prefix_file(path, record, queued.layers)
+        with self._changed:
+            self._index.put(record.namespace, record.key, StoredPrefix(record, path))
         self._make_room(0)
 
-    def _make_room(self, needed_bytes: int) -> None:
-        """Remove the files that were used least recently, whoever wrote them, until `needed_bytes` fit."""
-        files = sorted(self._files())
-        total = sum(size_bytes for _, size_bytes, _ in files)
+    def _make_room(self, needed_bytes: int) -> bool:
+        """Remove the entries used least recently, whoever wrote them, until `needed_bytes` fit; returns whether."""
+        uses = sorted(self._folder.uses())
+        excess = sum(size_bytes for _, size_bytes, _ in uses) + needed_bytes - self._capacity_bytes
         known = {stored.path: stored for stored in self._stored()}
-        for _, size_bytes, path in files:
-            if total + needed_bytes <= self._capacity_bytes:
-                return
-            if path in known:
-                self._forget(known[path])
-            else:
-                path.unlink(missing_ok=True)
-            total -= size_bytes
-
-    def _files(self) -> Iterator[tuple[int, int, Path]]:
-        """When each entry in the folder was used last, its size, and where it is."""
-        for path in self._folder.glob(f"*/*/*{SUFFIX}"):
-            with suppress(FileNotFoundError):
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    yield status.st_mtime_ns, status.st_size, path
+        for _, size_bytes, path in uses:
+            if excess <= 0:
+                break
+            if self._folder.remove(path):
+                excess -= size_bytes
+                if path in known:
+                    self._forget(known[path])
+        return excess <= 0
 
     def _stored(self) -> list[StoredPrefix]:
         with self._changed:
             return list(self._index)
 
+    def _remove(self, stored: StoredPrefix) -> None:
+        self._forget(stored)
+        self._folder.remove(stored.path)
+
     def _forget(self, stored: StoredPrefix) -> None:
         with self._changed:
             if self._index.get(stored.record.namespace, stored.record.key) is stored:
                 self._index.remove(stored.record.namespace, stored.record.key)
-        with suppress(OSError):
-            stored.path.unlink(missing_ok=True)
 
     def _record(self, entry: PrefixEntry) -> PrefixRecord:
         layers = tuple(replace(layer, arrays={}) for layer in entry.snapshots)
         return PrefixRecord(identity=self._identity, namespace=entry.namespace, key=entry.key, layers=layers)
 
-    def _path(self, namespace: str, key: bytes) -> Path:
-        return self._folder / self._identity / _digest(namespace.encode("utf-8")) / f"{_digest(key)}{SUFFIX}"
+    def _path(self, record: PrefixRecord) -> Path:
+        return self._folder.path(record.identity, record.namespace, record.key)
 
-    def _warn(self, error: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("prefixes are not kept on disk (%s); generations go on", error.strerror or error)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
+    def _warn(self, what: str, error: OSError) -> None:
+        """Tell what cannot be done, each thing once."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s (%s); generations go on", what, error.strerror or error)
 
 
 def _begins(record: PrefixRecord, entry: PrefixEntry) -> bool:

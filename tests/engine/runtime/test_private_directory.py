@@ -26,11 +26,13 @@ def test_a_new_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
     assert is_private(made)
 
 
-def test_an_own_open_folder_is_tightened(tmp_path: Path) -> None:
+def test_an_own_open_folder_is_refused_and_keeps_its_mode(tmp_path: Path) -> None:
+    """Whoever could write into it may have done so already."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code").chmod(0o777)
-    assert not is_private(tmp_path / "code")
-    assert mode(make_private_directory(tmp_path / "code")) == 0o700
+    with pytest.raises(PermissionError, match="closed to others"):
+        make_private_directory(tmp_path / "code")
+    assert mode(tmp_path / "code") == 0o777
 
 
 def test_a_link_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The disk keeps entries over restarts, within its bytes, and costs nobody anything when it cannot."""
 
+import errno
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from engine.contracts.snapshot import LayerSnapshot
 from engine.state import prefix_disk
 from engine.state.prefix_disk import PrefixDisk
+from engine.state.prefix_folder import OWN_FOLDER
 from engine.state.prefix_index import token_key
 from engine.state.prefix_store import PrefixEntry
 
@@ -53,7 +55,7 @@ def tokens_found(disk, prompt, namespace=""):
 
 
 def files(tmp_path):
-    return sorted((tmp_path / "kept").glob("*/*/*"))
+    return sorted((tmp_path / "kept" / OWN_FOLDER).glob("*/*/*"))
 
 
 def test_an_entry_survives_a_restart_bit_for_bit(opened):
@@ -89,7 +91,7 @@ def test_the_folder_is_private_and_names_nothing(opened, tmp_path):
     offer(opened(), entry(range(40), namespace="secret salt"))
     (path,) = files(tmp_path)
     assert "secret" not in str(path.relative_to(tmp_path))
-    for folder in (tmp_path / "kept", path.parent.parent, path.parent):
+    for folder in (tmp_path / "kept" / OWN_FOLDER, path.parent.parent, path.parent):
         assert folder.stat().st_mode & 0o077 == 0
 
 
@@ -184,13 +186,12 @@ def test_leftovers_and_empty_files_are_no_entries(opened, tmp_path):
     """Field report 74: half-written temporary files are scanned as data."""
     offer(opened(), entry(range(40)))
     folder = files(tmp_path)[0].parent
-    (folder / "0123.part").write_bytes(b"half")
-    (folder / "empty.safetensors").touch()
+    (folder / f"{'0' * 32}-{'1' * 16}.part").write_bytes(b"half")
+    (folder / f"{'0' * 32}.safetensors").touch()
     (folder / "notes.txt").write_text("mine")
     disk = opened()
     assert len(disk) == 1
-    assert len(files(tmp_path)) == 2
-    assert (folder / "notes.txt").exists()
+    assert {path.suffix for path in files(tmp_path)} == {".safetensors", ".txt"}
 
 
 def test_foreign_files_are_left_alone(opened, tmp_path):
@@ -201,6 +202,129 @@ def test_foreign_files_are_left_alone(opened, tmp_path):
     copied.write_bytes(path.read_bytes())
     assert len(opened()) == 1
     assert len(files(tmp_path)) == 3
+
+
+def test_room_is_never_made_of_files_that_others_wrote(opened, tmp_path):
+    """An operator's models may lie in the same folder, under any name."""
+    offer(opened(), entry(range(40)))
+    (path,) = files(tmp_path)
+    foreign = [tmp_path / "kept" / "org" / "name" / "model.safetensors", path.with_name("model.safetensors")]
+    foreign += [path.with_name(f"{'0' * 32}.safetensors"), path.with_name(f"{'0' * 32}-mine.part")]
+    for one in foreign:
+        one.parent.mkdir(parents=True, exist_ok=True)
+        mx.save_safetensors(str(one.with_suffix(".safetensors")), {"w": mx.ones((9000,))})
+        one.with_suffix(".safetensors").rename(one)
+        os.utime(one, (1, 1))
+    offer(opened(capacity_bytes=path.stat().st_size + 50), entry(range(100, 140)))
+    assert all(one.exists() for one in foreign)
+
+
+def test_an_entry_that_has_changed_places_is_a_miss_and_stays(opened, tmp_path):
+    """What a file says of itself is compared with what was asked for, whatever it was when the folder was read."""
+    disk = opened()
+    offer(disk, entry(range(40)), entry(range(100, 140)))
+    one, other = files(tmp_path)
+    swapped = one.with_suffix(".swapped")
+    one.rename(swapped), other.rename(one), swapped.rename(other)
+    for start in (0, 100):
+        hit = disk.find("", token_key(range(start, start + 50)))
+        assert disk.load(hit.stored) is None
+    assert len(disk) == 0
+    assert len(files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", "-0123456789abcdef.part"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "nested"])
+def test_one_odd_item_costs_nothing_but_itself(opened, tmp_path, caplog, kind, suffix):
+    offer(opened(), entry(range(40)))
+    (path,) = files(tmp_path)
+    odd = path.with_name("0" * 32 + suffix)
+    if kind == "nested":
+        header = b'{"__metadata__": {"format": "mlx-stream prefix 1", "layers": ' + b"[" * 100_000
+        odd.write_bytes(len(header).to_bytes(8, "little") + header)
+    else:
+        make = {"folder": os.mkdir, "pipe": os.mkfifo, "dangling link": lambda path: path.symlink_to("nowhere")}
+        make[kind](odd)
+    disk = opened()
+    assert len(disk) == 1
+    offer(disk, entry(range(100, 140)))
+    assert len(disk) == 2
+    assert os.path.lexists(odd) == (kind != "nested")
+    assert [record.levelname for record in caplog.records] in ([], ["WARNING"])
+
+
+def test_a_folder_in_which_nothing_can_be_removed_is_read_all_the_same(opened, tmp_path, caplog, monkeypatch):
+    offer(opened(), entry(range(40)))
+    (path,) = files(tmp_path)
+    damaged = path.with_name("0" * 32 + ".safetensors")
+    damaged.write_bytes(path.read_bytes()[:100])
+    path.with_name(f"{'0' * 32}-{'1' * 16}.part").write_bytes(b"half")
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.unlink", read_only)
+    assert len(opened()) == 1
+    assert len(caplog.records) == 2
+    assert all("cannot be removed from disk (Read-only file system)" in one.message for one in caplog.records)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ESTALE])
+def test_what_cannot_be_read_now_is_a_miss_and_can_be_read_later(opened, tmp_path, monkeypatch, code):
+    disk = opened()
+    offer(disk, entry(range(40)))
+    hit = disk.find("", token_key(range(50)))
+
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("engine.state.prefix_file.os.open", refuse)
+        assert disk.load(hit.stored) is None
+    assert len(files(tmp_path)) == 1
+    assert disk.load(disk.find("", token_key(range(50))).stored) is not None
+
+
+@pytest.mark.parametrize("kind", ["open to others", "link"])
+def test_a_folder_that_others_could_have_written_into_is_not_trusted(opened, tmp_path, caplog, kind):
+    offer(opened(), entry(range(40)))
+    ours = tmp_path / "kept" / OWN_FOLDER
+    if kind == "link":
+        ours.rename(tmp_path / "elsewhere")
+        ours.symlink_to(tmp_path / "elsewhere")
+    else:
+        ours.chmod(0o777)
+    disk = opened()
+    offer(disk, entry(range(100, 140)))
+    assert len(disk) == 0
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert kind == "link" or ours.stat().st_mode & 0o777 == 0o777
+
+
+def test_a_file_that_others_could_have_written_is_not_trusted(opened, tmp_path):
+    offer(opened(), entry(range(40)))
+    files(tmp_path)[0].chmod(0o666)
+    assert len(opened()) == 0
+    assert len(files(tmp_path)) == 1
+
+
+def test_the_operators_own_folder_keeps_its_mode(opened, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept").chmod(0o1777)
+    offer(opened(), entry(range(40)))
+    assert len(files(tmp_path)) == 1
+    assert (tmp_path / "kept").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_longer_entry_takes_the_room_of_the_one_that_it_replaces(opened, tmp_path):
+    disk = opened()
+    offer(disk, entry(range(100, 140)), entry(range(40)))
+    room = sum(path.stat().st_size for path in files(tmp_path)) + 2000
+    disk.close()
+    disk = opened(capacity_bytes=room)
+    offer(disk, entry(range(42)))
+    assert tokens_found(disk, range(50)) == 42
+    assert tokens_found(disk, range(100, 150)) == 40
 
 
 def test_files_that_vanish_under_the_index_are_a_miss(opened, tmp_path):

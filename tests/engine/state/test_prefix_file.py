@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from safetensors import safe_open
 
-from engine.contracts.errors import ArtifactError, CorruptArtifactError, MissingArtifactError
+from engine.contracts.errors import ArtifactError, CorruptArtifactError
 from engine.contracts.snapshot import LayerSnapshot
 from engine.state import prefix_file
 from engine.state.prefix_arrays import DTYPES, to_device, to_host
@@ -17,7 +17,7 @@ from engine.state.prefix_file import (
     PrefixRecord,
     read_prefix_file,
     read_prefix_record,
-    remove_orphans,
+    remove_if_orphaned,
     write_prefix_file,
 )
 from engine.state.prefix_index import token_key
@@ -77,7 +77,7 @@ def test_every_cut_is_noticed(tmp_path):
     whole = path.read_bytes()
     for length in [0, 4, 8, 30, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises(CorruptArtifactError):
+        with pytest.raises((CorruptArtifactError, ForeignPrefixError)):
             read_prefix_file(path)
 
 
@@ -117,7 +117,7 @@ def test_another_programs_file_is_foreign_and_not_damaged(tmp_path):
 
 
 def test_what_is_gone_is_missing(tmp_path):
-    with pytest.raises(MissingArtifactError):
+    with pytest.raises(FileNotFoundError):
         read_prefix_record(tmp_path / "a.safetensors")
 
 
@@ -136,11 +136,31 @@ def test_a_failed_write_leaves_the_old_entry_and_nothing_else(tmp_path, monkeypa
 
 
 def test_orphans_go_and_the_files_of_living_writers_stay(tmp_path):
-    for name in ("dead.part", "alive.part", "a.safetensors", "notes.txt"):
+    for name in ("dead.part", "alive.part"):
         (tmp_path / name).write_bytes(b"half")
     with (tmp_path / "alive.part").open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        remove_orphans(tmp_path)
-        assert {path.name for path in tmp_path.iterdir()} == {"alive.part", "a.safetensors", "notes.txt"}
-    remove_orphans(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"a.safetensors", "notes.txt"}
+        for path in tmp_path.iterdir():
+            remove_if_orphaned(path)
+        assert [path.name for path in tmp_path.iterdir()] == ["alive.part"]
+    remove_if_orphaned(tmp_path / "alive.part")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_writer_whose_file_was_taken_for_an_orphan_makes_another(tmp_path, monkeypatch):
+    """Another server may look between the making of a file and its lock."""
+    real, taken = fcntl.flock, []
+
+    def lock(file, operation):
+        if operation == fcntl.LOCK_EX and len(taken) < 3:
+            taken.extend(tmp_path.glob("*.part"))
+            with monkeypatch.context() as patched:
+                patched.setattr(prefix_file.fcntl, "flock", real)
+                remove_if_orphaned(taken[-1])
+        real(file, operation)
+
+    monkeypatch.setattr(prefix_file.fcntl, "flock", lock)
+    record, _ = written(tmp_path / "a.safetensors")
+    assert len(taken) == 3
+    assert read_prefix_file(tmp_path / "a.safetensors")[0] == record
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
