@@ -153,7 +153,7 @@ def parse_kv_wish(text: str) -> KvWish:
 
 _GRAMMAR = re.compile(
     r"plain|paged|(?:affine(?P<bits>[48])(?:-g(?P<group>32|64|128))?"
-    r"|(?P<config>config)|turbo-k(?P<keys>[2458])v(?P<values>[23458]))(?:-start(?P<start>\d{1,7}))?"
+    r"|(?P<config>config)|turbo-k(?P<keys>[2458])v(?P<values>[23458]))(?:-start(?P<start>[0-9]{1,7}))?"
 )
 
 

@@ -10,12 +10,15 @@ class PrefixUse:
     """A row reads and feeds the entries of `namespace` alone.
 
     `of_session` marks what it leaves as part of a conversation. `cut_tokens` above 1 asks for exactness: a row then
-    begins only where a cold prompt would be cut too, with a state that was written by the same cuts.
+    begins only where a cold prompt would be cut too, with a state that was written by the same cuts. It begins with
+    `least_tokens` at least, and shorter prompts leave nothing: where a state is quantized after its first chunk, the
+    tokens of that chunk attend to each other as they are, so it must be as long as in a cold row.
     """
 
     namespace: str
     of_session: bool = False
     cut_tokens: int = 1
+    least_tokens: int = 0
 
     @property
     def is_exact(self) -> bool:

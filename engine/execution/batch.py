@@ -84,7 +84,9 @@ class Batch:
         self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
 
     def _step_on(self) -> None:
-        self._tell([*self._drop_aborted(), *self._admit()])
+        self._tell(self._drop_aborted())
+        self._keep_prompts_given_up()
+        self._tell(self._admit())
         before, self._step = self._step, None
         failed = self._start_next(before)
         if before is not None:
@@ -257,12 +259,23 @@ class Batch:
 
         It waits for the step in hand, so it comes when everybody has been told of the one before.
         """
-        left, self._left = self._left, []
-        for job in left:
-            self._prefixes.keep(job.row, job.prefix, self._jobs.room_bytes)
-            self._let_go(job)
+        self._keep(self._left)
         for job in () if self._step is None else self._step.targets:
             self._prefixes.watch(job.row, job.prefix)
+
+    def _keep_prompts_given_up(self) -> None:
+        """Keep what was read of them before those who waited for it are admitted.
+
+        It waits for the step in hand too, and so only if somebody may be waiting.
+        """
+        if len(self._jobs.waiting):
+            self._keep([job for job in self._left if not job.row.next_index])
+
+    def _keep(self, jobs: Sequence[Job]) -> None:
+        self._left = [job for job in self._left if job not in jobs]
+        for job in jobs:
+            self._prefixes.keep(job.row, job.prefix, self._jobs.room_bytes)
+            self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
         self._prefixes.forget(job.row)

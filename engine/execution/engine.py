@@ -18,7 +18,6 @@ from engine.contracts.errors import (
     EngineError,
     EngineFailedError,
     NotFoundError,
-    PromptTooLongError,
     UnavailableError,
 )
 from engine.contracts.results import FinishReason
@@ -243,11 +242,7 @@ class Engine:
         Raises:
             PromptTooLongError: no room for one new token.
         """
-        resident = self._resolve_model(model)
-        context_length = resident.info.geometry.context_length
-        if load.prompt_tokens >= context_length:
-            raise PromptTooLongError(prompt_tokens=load.prompt_tokens, context_length=context_length)
-        return estimate(resident.memory, load)
+        return estimate(self._resolve_model(model).memory, load)
 
     def token_bytes(self, ids: Sequence[int], *, model: str) -> list[bytes]:
         """The bytes that each of `ids` contributes to the text."""

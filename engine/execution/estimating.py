@@ -25,13 +25,15 @@ def estimate_unloaded(settings: EngineSettings, load: MemoryLoad, host: Host | N
     """What `load` would take if `settings.model`, which is on this machine, were served as `settings` say.
 
     Raises:
-        EngineError: there is no such model here, its files cannot be used, or the device is not there.
+        EngineError: there is no such model here, its files cannot be used, the device is not there, or the prompt
+            leaves no room in the context.
     """
-    return estimate(unloaded_facts(settings, host or Host()), load)
+    return estimate(unloaded_facts(settings, host), load)
 
 
-def unloaded_facts(settings: EngineSettings, host: Host) -> MemoryFacts:
+def unloaded_facts(settings: EngineSettings, host: Host | None = None) -> MemoryFacts:
     """The facts that loading would establish. Raises what `estimate_unloaded` raises."""
+    host = host or Host()
     artifact = open_artifact(resolve(settings.model).path)
     device = choose_device(settings.device, offered=offered_devices())
     available_bytes = host.available_memory_bytes()

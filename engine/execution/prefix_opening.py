@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 
 DEFAULT_DISK_BYTES = 8 * 1024**3
-STATE_REVISION = 1
+STATE_REVISION = 2
 """To be raised whenever a graph or a cache of this build computes or lays out a state in another way."""
 
 

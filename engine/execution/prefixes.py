@@ -82,7 +82,7 @@ class PrefixKeeper:
             return False
         key = token_key(row.prompt)
         shared = shared_tokens(key[:-TOKEN_BYTES], token_key(other.prompt[:boundary]))
-        if not self._states_are_cut and shared < boundary:
+        if shared < use.least_tokens or (not self._states_are_cut and shared < boundary):
             return False
         hit = self._store.find(use.namespace, key, cut_tokens=use.cut_tokens)
         saved = shared - (0 if hit is None else hit.tokens)
@@ -110,7 +110,7 @@ class PrefixKeeper:
         if use is None or row.next_index:
             return
         boundary = _boundary(row, use)
-        least = LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS
+        least = max(use.least_tokens, LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS)
         if row.position == boundary and boundary >= least and boundary > row.cached_tokens:
             entry = self._taken(row, use, row.prompt[:boundary])
             if entry is not None:
@@ -125,9 +125,12 @@ class PrefixKeeper:
     def keep(self, row: Row, use: PrefixUse | None, room_bytes: int) -> None:
         """Keep the whole state of a row that ends, the tokens it has generated included.
 
-        Not of exact rows: a cold prompt would write the generated tokens in other cuts.
+        Of exact rows only the prompt as far as it was read in whole chunks: a cold prompt would write the generated
+        tokens in other cuts.
         """
-        if use is None or use.is_exact or len(row.state_tokens) < LEAST_TOKENS:
+        if use is None or len(row.state_tokens) < LEAST_TOKENS or row.prompt_tokens <= use.least_tokens:
+            return
+        if use.is_exact and (row.next_index or row.position % use.cut_tokens):
             return
         entry = self._taken(row, use, row.state_tokens)
         if entry is not None:
@@ -150,12 +153,13 @@ class PrefixKeeper:
 
     def _longest(self, use: PrefixUse, key: bytes, room_bytes: int) -> PrefixHit | None:
         """The entry that serves most tokens, from memory unless the disk has a longer one."""
+        least = max(LEAST_TOKENS, use.least_tokens)
         hit = self._store.find(use.namespace, key, cut_tokens=use.cut_tokens)
         if self._disk is not None:
             written = self._disk.find(use.namespace, key, cut_tokens=use.cut_tokens)
-            if written is not None and written.tokens > (0 if hit is None else hit.tokens):
+            if written is not None and written.tokens >= max(least, 1 + (0 if hit is None else hit.tokens)):
                 hit = self._loaded(self._disk, written, use, room_bytes) or hit
-        return hit if hit is not None and hit.tokens >= LEAST_TOKENS else None
+        return hit if hit is not None and hit.tokens >= least else None
 
     def _loaded(self, disk: PrefixDisk, written: DiskHit, use: PrefixUse, room_bytes: int) -> PrefixHit | None:
         snapshots = disk.load(written.stored)

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import PromptTooLongError
 from engine.contracts.memory import MemoryEstimate
 from engine.generation.memory import ELEMENT_BYTES, row_bytes, workspace_bytes
 
@@ -66,8 +67,13 @@ def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
     """Predict `load`; like admission, it cuts completions to the room that the context leaves.
 
     A step's workspace is that of the load's own rows: long contexts cost those who use them.
+
+    Raises:
+        PromptTooLongError: no room for one new token.
     """
     longest = facts.geometry.context_length
+    if load.prompt_tokens >= longest:
+        raise PromptTooLongError(prompt_tokens=load.prompt_tokens, context_length=longest)
     completion_tokens = min(load.max_tokens, max(0, longest - load.prompt_tokens))
     tokens = load.prompt_tokens + completion_tokens
     kv_bytes = load.rows * _row_bytes(facts, load.prompt_tokens, completion_tokens) if tokens else 0

@@ -17,6 +17,7 @@ from engine.contracts.errors import (
     UnsupportedOptionError,
 )
 from engine.contracts.execution import ResolvedExecution
+from engine.contracts.kv_scheme import converts_at
 from engine.contracts.options import PENALTY_WINDOW_TOKENS, XTC_THRESHOLD, OptionDefaults, ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 
@@ -135,19 +136,27 @@ def resolve_prefix(
     """How the prefix store is used; None when it is off or bypassed.
 
     The namespace holds whatever makes states differ between rows of one resident model. Exact rows, see `Composition`,
-    begin only at cuts of their own prompt.
+    begin only at cuts of their own prompt, and where the first chunk decides what is
+    quantized, prompts share only with those that are cut alike.
     """
     if not store_is_on or (options.cache is not None and options.cache.bypass):
         return None
     cut_tokens = 1 if model.composition.row_tile_tokens is None else resolved.prefill_chunk_size
+    least_tokens = resolved.prefill_chunk_size if converts_at(model.composition.kv) == 0 else 0
     revisions = {adapter.id: adapter.revision for adapter in model.adapters}
     facts = {
         "adapters": [[one.id, revisions[one.id], one.scale] for one in resolved.adapters],
         "cut_tokens": cut_tokens,
+        "least_tokens": least_tokens,
         "salt": "" if options.cache is None else options.cache.salt,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii"))
-    return PrefixUse(namespace=digest.hexdigest(), of_session=bool(options.cache_session_id), cut_tokens=cut_tokens)
+    return PrefixUse(
+        namespace=digest.hexdigest(),
+        of_session=bool(options.cache_session_id),
+        cut_tokens=cut_tokens,
+        least_tokens=least_tokens,
+    )
 
 
 def resolve_execution(

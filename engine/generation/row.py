@@ -74,7 +74,7 @@ class Row:
             chunk_is_exact: `options.prefill_chunk_size` was asked for and is never narrowed.
             converts_at: the state is quantized once it holds so many tokens, one at least; None means never. What is
                 attended to before that must not depend on company, so no chunk crosses this point, and when it is 0
-                the first chunk is not narrowed.
+                the first chunk is not narrowed. Exact chunks end at their own multiples again after it.
         """
         self.options = options
         self.signal = signal
@@ -298,6 +298,8 @@ class Row:
             chunk = min(chunk, limit_tokens)
         if self._converts_at is not None and self._fed_tokens < self._converts_at:
             chunk = min(chunk, self._converts_at - self._fed_tokens)
+        elif self._converts_at and self._chunk_is_exact:
+            chunk = min(chunk, chunk - self._fed_tokens % chunk)
         return next_prefill_step(
             length=len(self._fed), position=self._fed_tokens, chunk_size=chunk, tail_split=self._tail_split
         )

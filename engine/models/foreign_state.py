@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from engine.contracts.errors import GraphContractError
 from engine.contracts.snapshot import LayerSnapshot
+from engine.ops.copying import true_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,7 @@ class ForeignState:
         if not self._offset:
             raise ValueError("a state that holds no token has no snapshot")
         nodes = list(_nodes(self._states()))
-        arrays = {path: mx.contiguous(node) for path, node in nodes if isinstance(node, mx.array)}
+        arrays = {path: true_copy(node) for path, node in nodes if isinstance(node, mx.array)}
         facts = {path: _fact(node) for path, node in nodes if not isinstance(node, mx.array)}
         mx.eval(arrays)
         least = 0 if self.trimmable_tokens else self._offset

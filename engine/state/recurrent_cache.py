@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import mlx.core as mx
 
 from engine.contracts.snapshot import LayerSnapshot
+from engine.ops.copying import true_copy
 from engine.state.snapshots import check_cut
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class RecurrentCache:
         """See `engine.contracts.cache.Cache.snapshot`."""
         if not self._now:
             raise ValueError("a cache that holds no token has no snapshot")
-        copies = dict(zip(("tail", "matrices"), map(mx.contiguous, self._now), strict=True))
+        copies = dict(zip(("tail", "matrices"), map(true_copy, self._now), strict=True))
         mx.eval(copies)
         return LayerSnapshot(kind=RECURRENT, tokens=self._offset, least_tokens=self._offset, arrays=copies)
 

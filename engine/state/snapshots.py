@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.snapshot import LayerSnapshot
+from engine.ops.copying import true_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ def take_snapshot(
     """
     refuse_empty(tokens)
     # Evaluated now: as long as a graph held the row's storage, each of its appends would copy all of it.
-    copies = [mx.contiguous(part) for part in parts]
+    copies = [true_copy(part) for part in parts]
     mx.eval(copies)
     return LayerSnapshot(
         kind=codec.kind,

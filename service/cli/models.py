@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from engine.execution.catalogue import CatalogueEntry, ModelLocation, PullProgress, Stage
 
+DEFAULT_CONTEXT_TOKENS: Final = 4096
 _STAGES: Final[Mapping[Stage, str]] = {
     "waiting": "waiting for another pull",
     "downloading": "downloading",
@@ -76,22 +77,23 @@ def inspect_(name: str, as_json: bool) -> None:
 
 @models.command()
 @click.argument("name")
-@click.option(
-    "--context", type=click.IntRange(min=1), default=4096, show_default=True, help="Tokens of each generation."
-)
+@click.option("--context", type=click.IntRange(min=1), help="Tokens of each generation, prompt and answer together. "
+              "Default 4096, or as many as the model can hold.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1), default=1, show_default=True, help="Generations at the same time.")
 @click.option("--device", help="auto, cpu, metal or cuda. Default auto.")
 @click.option("--dtype", help="Type of activations: auto, float32, float16 or bfloat16. Default auto.")
-def estimate(name: str, context: int, rows: int, device: str | None, dtype: str | None) -> None:
+@click.option("--kv-storage", help="How keys and values are stored, as `serve` takes it. Default plain.")
+def estimate(name: str, context: int | None, rows: int, **flags: str | None) -> None:
     """Predict the memory that NAME takes on this machine; nothing is loaded."""
-    from engine.execution.estimating import estimate_unloaded  # with the settings, more than the other verbs need
+    from engine.execution import estimating, state_room  # with the settings, more than the other verbs need
     from service.settings import SettingsError, load_settings
 
     try:
-        flags = {"model": name, "device": device, "dtype": dtype}
-        settings = load_settings({key: value for key, value in flags.items() if value is not None}, None)
-        load = MemoryLoad(prompt_tokens=context, max_tokens=0, rows=rows)
-        found = estimate_unloaded(settings.engine_settings(), load)
+        given = {key: value for key, value in flags.items() if value is not None}
+        settings = load_settings({"model": name} | given, None)
+        facts = estimating.unloaded_facts(settings.engine_settings())
+        tokens = context or min(DEFAULT_CONTEXT_TOKENS, facts.geometry.context_length)
+        found = state_room.estimate(facts, MemoryLoad(prompt_tokens=tokens - 1, max_tokens=1, rows=rows))
     except (EngineError, SettingsError) as error:
         raise click.ClickException(str(error)) from error
     table = Table(box=None, pad_edge=False, show_header=False)

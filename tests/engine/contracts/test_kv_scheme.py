@@ -40,7 +40,7 @@ def test_paged_storage_is_plain_and_has_a_key_of_its_own():
 
 
 OTHERS = """affine affine5 affine4-g16 affine4-start-1 plain-start5 turbo turbo-k3v4 turbo-k4v6 turbo-k4 PLAIN
-paged-start1 affine4-start1.5 affine4-start99999999 affine4-start5-g64"""
+paged-start1 affine4-start1.5 affine4-start99999999 affine4-start5-g64 affine8-start٣"""
 
 
 @pytest.mark.parametrize("text", ["", "affine4 ", *OTHERS.split()])

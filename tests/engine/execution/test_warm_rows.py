@@ -15,7 +15,8 @@ from tests.engine.models import tiny_families, tiny_llama
 
 CONTEXT = 1024
 ROUNDING = 2e-4
-QUANTIZED_ROUNDING = 0.1
+QUANTIZED_ROUNDING = 0.01
+"""Rounding that moves a number across the edge of a level."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Kind:
     rounding: float = ROUNDING
 
 
+AFFINE = AffineKv(bits=8, group_size=32)
+LATE_AFFINE = AffineKv(bits=8, group_size=32, start=150)
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16}
 MODELS = {"llama": {}, "sliding": SLIDING, "wide heads": {"head_dim": 64}}
 KINDS = {
@@ -39,14 +42,16 @@ KINDS = {
     "sliding": Kind(family="sliding", cuts=False),
     "exact sliding": Kind({"row_tile_tokens": 8}, family="sliding", cuts=False),
     "recurrent": Kind(family="qwen3_5", cuts=False),
-    "affine": Kind({"kv": AffineKv(bits=8, group_size=32)}, family="wide heads", rounding=QUANTIZED_ROUNDING),
-    "late affine": Kind(
-        {"kv": AffineKv(bits=8, group_size=32, start=150)},
+    "affine": Kind({"kv": AFFINE}, family="wide heads", least_tokens=CHUNK, rounding=QUANTIZED_ROUNDING),
+    "late affine": Kind({"kv": LATE_AFFINE}, family="wide heads", least_tokens=150, rounding=QUANTIZED_ROUNDING),
+    "exact affine": Kind({"kv": AFFINE, "row_tile_tokens": 8}, family="wide heads"),
+    "exact late affine": Kind({"kv": LATE_AFFINE, "row_tile_tokens": 8}, family="wide heads", least_tokens=150),
+    "turbo": Kind(
+        {"kv": TurboKv(key_bits=8, value_bits=8)},
         family="wide heads",
-        least_tokens=160,
+        least_tokens=CHUNK,
         rounding=QUANTIZED_ROUNDING,
     ),
-    "turbo": Kind({"kv": TurboKv(key_bits=8, value_bits=8)}, family="wide heads", rounding=QUANTIZED_ROUNDING),
 }
 
 
@@ -104,6 +109,18 @@ def test_exact_rows_begin_at_cuts_alone(folders):
     assert check(rows, text(1, 300), shared=288) == 288
     assert check(rows, text(1, 300) + text(2, 50), shared=288) == 288
     assert check(rows, text(1, 200) + text(3, 50), shared=192) == 192
+
+
+@pytest.mark.parametrize("kind", ["affine", "turbo", "exact affine"])
+def test_rows_that_are_quantized_after_their_first_chunk_begin_with_a_whole_one(folders, kind):
+    """A shorter prompt attends to fewer tokens as they are than a longer one that goes on from it."""
+    rows = rows_of(folders, KINDS[kind])
+    rows.answer(text(1, 20), max_tokens=30)
+    assert len(rows.store) == 0
+    rows.answer(text(1, 200))
+    assert check(rows, text(1, 30), shared=0) == 0
+    assert check(rows, text(1, 31) + text(2, 40), shared=0) == 0
+    assert check(rows, text(1, 70) + text(3, 40), shared=70) >= 64
 
 
 @pytest.mark.parametrize("length", [40, 300, 500])
@@ -176,9 +193,12 @@ def test_who_waits_for_a_prompt_goes_on_when_that_is_given_up(rows):
     _, controller = rows.submit(text(1, 400) + text(2, 10))
     follower, _ = rows.submit(text(1, 400) + text(3, 10))
     rows.rounds(2)
+    waited = len(rows.batch._jobs.waiting) == 1
+    assert waited == (rows.kind.cuts or rows.use.is_exact)
     controller.abort(AbortReason.REQUESTED)
     rows.finish()
     assert len(rows.ends()) == 2
+    assert (follower.row.cached_tokens > 0) == waited, "what was read is not lost"
     wanted, _ = rows.answer(text(1, 400) + text(3, 10), warm=False)
     assert_same(rows, rows.logits(follower), wanted)
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from engine.contracts.cancellation import AbortController, AbortReason
 from engine.contracts.events import GenerationFinished, GenerationStarted
+from engine.contracts.kv_scheme import PLAIN_KV, converts_at
 from engine.contracts.options import ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 from engine.execution.batch import Batch
@@ -80,14 +81,18 @@ class Rows:
         self.stepper = NotingStepper(binding, limits, self.keeper)
         self.told = []
         self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)
-        self.use = PrefixUse(namespace="", cut_tokens=CHUNK if exact else 1)
+        self.converts_at = converts_at(kind.composition.get("kv", PLAIN_KV))
+        self.use = PrefixUse(
+            namespace="", cut_tokens=CHUNK if exact else 1, least_tokens=CHUNK if self.converts_at == 0 else 0
+        )
         self.numbers = itertools.count()
         self.jobs = []
 
     def reusable(self, shared, boundary, prompt_tokens):
         """Tokens with which a row must begin: of a state that can be cut, or at the end of a long enough prompt."""
         if self.use.is_exact:
-            return min(shared if self.kind.cuts else boundary, prompt_tokens - 1) // CHUNK * CHUNK
+            tokens = min(shared if self.kind.cuts else boundary, prompt_tokens - 1) // CHUNK * CHUNK
+            return tokens if tokens >= self.kind.least_tokens else 0
         if not self.kind.cuts:
             return boundary if boundary >= BOUNDARY_TOKENS else 0
         return min(shared, prompt_tokens - 1) if shared >= self.kind.least_tokens else 0
@@ -116,6 +121,7 @@ class Rows:
             submitted_at=0.0,
             clock=time.perf_counter,
             chunk_is_exact=True,
+            converts_at=self.converts_at,
         )
         started = dataclasses.replace(_started(), prompt_tokens=len(prompt))
         job = Job(row=row, mailbox=next(self.numbers), started=started, prefix=self.use if warm else None)

@@ -38,7 +38,7 @@ class NoText:
         return ""
 
 
-def row(caches, prompt, *, converts_at=None, **changes):
+def row(caches, prompt, *, converts_at=None, chunk_is_exact=False, **changes):
     options = {
         "max_tokens": 9,
         "eos_token_ids": (),
@@ -61,6 +61,7 @@ def row(caches, prompt, *, converts_at=None, **changes):
         submitted_at=0.0,
         clock=time.perf_counter,
         converts_at=converts_at,
+        chunk_is_exact=chunk_is_exact,
     )
     made.admit(caches)
     return made
@@ -354,6 +355,21 @@ def test_company_never_decides_what_is_read_before_a_state_is_quantized(converts
     while made.is_prefilling:
         made.limit_next_unit(5)
         assert made.next_width(5) == len(made.next_unit().tokens)
+        found.append(len(made.next_unit().tokens))
+        made.settle(made.next_unit())
+    assert found == widths
+
+
+@pytest.mark.parametrize(
+    ("converts_at", "widths"),
+    [(None, [16, 16, 7, 1]), (0, [16, 16, 7, 1]), (18, [16, 2, 14, 7, 1]), (3, [3, 13, 16, 7, 1])],
+)
+def test_exact_chunks_end_at_their_multiples_again_after_a_state_was_quantized(converts_at, widths):
+    """Where a prompt is cut is where another one can begin."""
+    made = row([], range(40), converts_at=converts_at, chunk_is_exact=True, prefill_chunk_size=16)
+    found = []
+    while made.is_prefilling:
+        made.limit_next_unit(5)
         found.append(len(made.next_unit().tokens))
         made.settle(made.next_unit())
     assert found == widths

@@ -292,6 +292,15 @@ def test_a_salt_and_the_cuts_of_exact_rows_have_namespaces_of_their_own():
     assert "secret" not in prefix_of(cache=CacheOptions(salt="secret")).namespace
 
 
+def test_states_that_are_quantized_after_a_first_chunk_are_shared_by_prompts_with_the_same_one():
+    early, late = (Composition(kv=AffineKv(bits=4, start=start)) for start in (0, 99))
+    uses = [prefix_of(early, prefill_chunk_size=16), prefix_of(early)]
+    assert [use.least_tokens for use in uses] == [16, 32]
+    assert uses[0].namespace != uses[1].namespace
+    assert prefix_of(late, prefill_chunk_size=16) == prefix_of(late)
+    assert prefix_of(late).least_tokens == 0
+
+
 def test_how_keys_and_values_are_stored_is_told():
     assert resolve_execution(Composition(), GraphDeclaration(), prompt_cache=False).kv_storage == "bf16"
     quantized = Composition(kv=AffineKv(bits=4, group_size=32))

@@ -1,5 +1,8 @@
 """Snapshots: a row that begins with one equals a cold row bit for bit, and neither row harms the other."""
 
+import gc
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from engine.contracts.cache import GROWTH_TOKENS
 from engine.contracts.composition import Composition
 from engine.contracts.graph import GraphGeometry
+from engine.contracts.kv_scheme import AffineKv
 from engine.contracts.snapshot import usable_tokens
 from engine.state.build import CacheBuilder
 
@@ -109,6 +113,31 @@ def test_a_snapshot_keeps_the_tokens_alone_and_costs_the_donor_at_most_one_copy(
     assert sum(snapshot.nbytes for snapshot in snapshots) == LAYERS * held * 2 * KV_HEADS * DIM * 4
     layer_bytes = donor[0].nbytes
     assert peak_of_one_token(donor, held) < peak_of_one_token(twin, held) + layer_bytes // 2
+
+
+@pytest.mark.parametrize("composition", [*KINDS.values(), Composition(kv=AffineKv(bits=8, group_size=32))])
+def test_the_bytes_of_snapshots_are_all_that_they_keep_alive(composition):
+    """With one head, what a row holds lies at the beginning of its storage in one piece."""
+    dim = 16 if composition in KINDS.values() else 32
+    builder = CacheBuilder(replace(GEOMETRY, kv_heads=1, head_dim=dim, hidden_size=HEADS * dim), composition)
+    mx.clear_cache()
+    before, snapshots = mx.get_active_memory(), []
+    for seed in range(20):
+        caches = builder.make_caches()
+        for cache in caches:
+            queries, keys, values = (
+                mx.random.normal((1, heads, 20, dim), key=mx.random.key(seed)) for heads in (4, 1, 1)
+            )
+            mx.eval(cache.attend(queries, keys, values, scale=0.5))
+            cache.maintain()
+        snapshots += taken(caches)
+        for cache in caches:
+            cache.close()
+    del caches, cache, queries, keys, values
+    del builder
+    gc.collect()
+    mx.clear_cache()
+    assert mx.get_active_memory() - before <= sum(snapshot.nbytes for snapshot in snapshots)
 
 
 def test_what_does_not_fit_is_refused_and_holds_nothing(builder):
