@@ -22,7 +22,7 @@ def test_a_copy_keeps_nothing_else_alive(shown, dtype):
     del whole
     gc.collect()
     mx.clear_cache()
-    assert mx.get_active_memory() - before <= copy.nbytes
+    assert mx.get_active_memory() - before < copy.nbytes + 256
 
 
 def test_a_single_number_is_copied_too():
