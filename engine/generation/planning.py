@@ -136,8 +136,8 @@ def resolve_prefix(
     """How the prefix store is used; None when it is off or bypassed.
 
     The namespace holds whatever makes states differ between rows of one resident model. Exact rows, see `Composition`,
-    begin only at cuts of their own prompt. Where the first chunk is attended to as it is, and the rest quantized, prompts
-    share with those of the same chunk alone.
+    begin only at cuts of their own prompt. Where the first chunk alone is attended to as it is,
+    prompts share with those of the same chunk.
     """
     if not store_is_on or (options.cache is not None and options.cache.bypass):
         return None
