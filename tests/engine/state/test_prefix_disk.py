@@ -117,7 +117,8 @@ def test_a_waiting_entry_is_replaced_by_a_longer_one(opened, tmp_path, monkeypat
 
     monkeypatch.setattr(prefix_disk, "write_prefix_file", write)
     offer(disk, *(entry(range(length)) for length in (20, 30, 40, 50)))
-    assert written in ([20, 50], [50])
+    assert written[-1] == 50
+    assert len(written) <= 2
 
 
 def test_the_queue_is_bounded_and_drops_the_oldest(opened, monkeypatch):

@@ -137,7 +137,7 @@ def test_the_bytes_of_snapshots_are_all_that_they_keep_alive(composition):
     del builder
     gc.collect()
     mx.clear_cache()
-    assert mx.get_active_memory() - before < 1.05 * sum(snapshot.nbytes for snapshot in snapshots)
+    assert mx.get_active_memory() - before < 1.2 * sum(snapshot.nbytes for snapshot in snapshots)
 
 
 def test_what_does_not_fit_is_refused_and_holds_nothing(builder):
