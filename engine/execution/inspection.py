@@ -188,7 +188,7 @@ def _memory(reference: str, host: Host) -> MemoryReport:
         available_bytes=host.available_memory_bytes(),
         token_bytes=(long - short) // GROWTH_TOKENS,
         context_bytes=row_bytes(facts.geometry, longest, element_bytes),
-        largest_context=estimate(facts, MemoryLoad(prompt_tokens=longest, max_tokens=0)).max_context_tokens,
+        largest_context=estimate(facts, MemoryLoad(prompt_tokens=longest - 1, max_tokens=1)).max_context_tokens,
     )
 
 
