@@ -5,6 +5,7 @@ work on the machine slows them down least.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def demo_model_path() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What is too large to be fetched by every run of the suite."""
     parser.addoption("--gemma3", metavar="FILE", help="the GGUF file of Gemma 3 270M (make test-gemma3 fetches it)")
+
+
+def pytest_configure() -> None:
+    """Listen to Ctrl-C, which tests send: a shell that runs the suite in the background has told it not to."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
