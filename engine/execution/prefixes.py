@@ -69,24 +69,31 @@ class PrefixKeeper:
         Soon: what is left of it is at most twice what waiting saves. A burst of prompts with one beginning so reads it
         once. Each row that runs ends or has its first token, so nobody waits for ever.
         """
-        return use is not None and any(
-            self._prepares(other, row, use)
+        if use is None:
+            return False
+        alike = [
+            other
             for other, theirs in others
-            if theirs is not None and theirs.namespace == use.namespace
-        )
-
-    def _prepares(self, other: Row, row: Row, use: PrefixUse) -> bool:
-        boundary = _boundary(other, use)
-        alike = row.prompt[:BOUNDARY_TOKENS] == other.prompt[:BOUNDARY_TOKENS]
-        if other.next_index or boundary < BOUNDARY_TOKENS or not alike:
+            if theirs is not None and theirs.namespace == use.namespace and _begins_alike(other, row, use)
+        ]
+        if not alike:
             return False
         key = token_key(row.prompt)
-        shared = shared_tokens(key[:-TOKEN_BYTES], token_key(other.prompt[:boundary]))
-        if shared < use.least_tokens or (not self._states_are_cut and shared < boundary):
+        shared = {other: tokens for other in alike if (tokens := self._shared_tokens(other, key, use))}
+        if not shared:
             return False
         hit = self._store.find(use.namespace, key, cut_tokens=use.cut_tokens)
-        saved = shared - (0 if hit is None else hit.tokens)
-        return saved >= BOUNDARY_TOKENS and boundary - other.position <= 2 * saved
+        kept = 0 if hit is None else hit.tokens
+        return any(
+            tokens - kept >= BOUNDARY_TOKENS and _boundary(other, use) - other.position <= 2 * (tokens - kept)
+            for other, tokens in shared.items()
+        )
+
+    def _shared_tokens(self, other: Row, key: bytes, use: PrefixUse) -> int:
+        """Tokens of the prompt `key` that the state at the end of the prompt of `other` will serve; 0 if none."""
+        boundary = _boundary(other, use)
+        shared = shared_tokens(key[:-TOKEN_BYTES], token_key(other.prompt[:boundary]))
+        return 0 if shared < use.least_tokens or (not self._states_are_cut and shared < boundary) else shared
 
     def begin(self, row: Row, use: PrefixUse | None, room_bytes: int) -> tuple[list[Cache], int] | None:
         """Caches that hold the longest kept prefix of the prompt, and its length; None when there is none.
@@ -196,6 +203,13 @@ class PrefixKeeper:
     def _is_surely_too_large(self, row: Row) -> bool:
         reserved = sum(cache.nbytes for cache in row.caches)
         return reserved * row.position // capacity_for(row.position) > self._store.capacity_bytes
+
+
+def _begins_alike(other: Row, row: Row, use: PrefixUse) -> bool:
+    """Whether `other` still reads a prompt whose state will be kept, and that begins as that of `row` does."""
+    if other.next_index or _boundary(other, use) < BOUNDARY_TOKENS:
+        return False
+    return row.prompt[:BOUNDARY_TOKENS] == other.prompt[:BOUNDARY_TOKENS]
 
 
 def _boundary(row: Row, use: PrefixUse) -> int:

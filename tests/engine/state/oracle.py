@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
+from engine.contracts.graph import GraphGeometry
 from engine.ops.attention import causal_attention
 
 HEADS, KV_HEADS = 4, 2
@@ -14,6 +15,20 @@ def random_tokens(generator, count, dim):
         mx.array(generator.normal(size=(1, heads, count, dim)).astype(np.float32))
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     ]
+
+
+def full_attention(layers, dim):
+    """The geometry of a graph whose layers all see everything."""
+    return GraphGeometry(
+        vocab_size=4,
+        hidden_size=HEADS * dim,
+        layers=layers,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=dim,
+        context_length=4096,
+        layer_types=("full_attention",) * layers,
+    )
 
 
 class KeepsEverything:

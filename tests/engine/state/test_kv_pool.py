@@ -10,25 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.contracts.cache import GROWTH_TOKENS
-from engine.contracts.graph import GraphGeometry, PackedSegment
+from engine.contracts.graph import PackedSegment
 from engine.generation.memory import row_bytes
 from engine.ops.attention import PackedAttention
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
 from engine.state.plain_codec import PlainCodec
+from tests.engine.state.oracle import HEADS, KV_HEADS, full_attention
 
-LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 4
+LAYERS, DIM = 2, 4
 ROW_BYTES = 2 * KV_HEADS * DIM * 4 * GROWTH_TOKENS
-GEOMETRY = GraphGeometry(
-    vocab_size=4,
-    hidden_size=HEADS * DIM,
-    layers=LAYERS,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=DIM,
-    context_length=4096,
-    layer_types=("full_attention",) * LAYERS,
-)
+GEOMETRY = full_attention(LAYERS, DIM)
 
 
 @dataclass

@@ -7,23 +7,13 @@ import numpy as np
 import pytest
 
 from engine.contracts.composition import Composition, PagedKvComposition
-from engine.contracts.graph import GraphGeometry
 from engine.contracts.snapshot import LayerSnapshot
 from engine.state.build import CacheBuilder
-from tests.engine.state.oracle import HEADS, KV_HEADS, random_tokens
+from tests.engine.state.oracle import KV_HEADS, full_attention, random_tokens
 
 LAYERS, DIM = 3, 16
 TOKEN_BYTES = LAYERS * 2 * KV_HEADS * DIM * 4
-GEOMETRY = GraphGeometry(
-    vocab_size=4,
-    hidden_size=HEADS * DIM,
-    layers=LAYERS,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=DIM,
-    context_length=4096,
-    layer_types=("full_attention",) * LAYERS,
-)
+GEOMETRY = full_attention(LAYERS, DIM)
 
 
 @pytest.fixture

@@ -9,22 +9,13 @@ import pytest
 
 from engine.contracts.cache import GROWTH_TOKENS
 from engine.contracts.composition import Composition
-from engine.contracts.graph import GraphGeometry
 from engine.contracts.kv_scheme import AffineKv
 from engine.contracts.snapshot import usable_tokens
 from engine.state.build import CacheBuilder
+from tests.engine.state.oracle import HEADS, KV_HEADS, full_attention
 
-LAYERS, HEADS, KV_HEADS, DIM = 2, 4, 2, 4
-GEOMETRY = GraphGeometry(
-    vocab_size=4,
-    hidden_size=HEADS * DIM,
-    layers=LAYERS,
-    heads=HEADS,
-    kv_heads=KV_HEADS,
-    head_dim=DIM,
-    context_length=4096,
-    layer_types=("full_attention",) * LAYERS,
-)
+LAYERS, DIM = 2, 4
+GEOMETRY = full_attention(LAYERS, DIM)
 KINDS = {"alone": Composition(library_arithmetic=True), "pooled": Composition()}
 
 
