@@ -15,18 +15,18 @@ def settings(folder, tmp_path, **changes):
     return EngineSettings(**({"model": str(folder)} | values | changes))
 
 
-async def run(engine, prompt, *, request_id="", **options):
+async def run(engine, prompt, *, request_id="", event_seconds=30, **options):
     generation = await engine.generate(
         GenerationRequest(prompt=prompt, options=GenerateOptions(**options), request_id=request_id)
     )
-    return await collect(generation)
+    return await collect(generation, event_seconds)
 
 
-async def collect(generation):
+async def collect(generation, event_seconds=30):
     """Started, all token ids, joined text, the end."""
     started, ids, text = None, [], ""
     while True:
-        event = await asyncio.wait_for(generation.next_event(), 30)
+        event = await asyncio.wait_for(generation.next_event(), event_seconds)
         if isinstance(event, GenerationStarted):
             started = event
         elif isinstance(event, TokensGenerated):

@@ -1,6 +1,7 @@
 """The real model: SmolLM2-135M-Instruct from its GGUF file, against mlx-lm on the same float32 weights."""
 
 import asyncio
+import functools
 import math
 
 import mlx.core as mx
@@ -10,16 +11,16 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.weights import WeightStore, dense
-from engine.contracts.events import GenerationFinished, GenerationRequest, TokensGenerated
 from engine.contracts.graph import PackedSegment
-from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, TextPart, TokenPrompt
 from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
 from engine.execution.resident import EngineSettings
+from tests.engine.execution import driving
 from tests.engine.models import tiny_llama
 
 pytestmark = pytest.mark.timeout(900)
+run = functools.partial(driving.run, event_seconds=300)
 
 PARAGRAPH = (
     "The lighthouse stood at the end of a long stone pier. Every evening the keeper climbed the stairs, cleaned the "
@@ -73,18 +74,6 @@ async def engine(demo_model_path, tmp_path):
     await engine.stop()
 
 
-async def run(engine, prompt, **options):
-    generation = await engine.generate(GenerationRequest(prompt=prompt, options=GenerateOptions(**options)))
-    ids, text = [], ""
-    while True:
-        event = await asyncio.wait_for(generation.next_event(), 300)
-        if isinstance(event, TokensGenerated):
-            ids += [token.token for token in event.tokens]
-            text += event.text
-        elif isinstance(event, GenerationFinished):
-            return ids, text, event
-
-
 async def paragraph_ids(engine, count):
     ids = await engine.tokenize(PARAGRAPH * 12, model="", add_special_tokens=True, parse_special_tokens=True)
     assert len(ids) >= count
@@ -94,13 +83,13 @@ async def paragraph_ids(engine, count):
 async def test_greedy_ids_of_ten_prompts_equal_mlx_lms(engine, oracle):
     for count in PROMPT_TOKENS:
         prompt = (await paragraph_ids(engine, count + 7))[7:]
-        ids, _, _ = await run(engine, TokenPrompt(tuple(prompt)), max_tokens=NEW_TOKENS, eos_token_ids=())
+        _, ids, _, _ = await run(engine, TokenPrompt(tuple(prompt)), max_tokens=NEW_TOKENS, eos_token_ids=())
         assert ids == greedy(oracle, prompt, NEW_TOKENS), f"prompt of {count} tokens"
 
 
 async def test_a_question_through_the_chat_template_is_answered(engine):
     chat = ChatPrompt(messages=(ChatMessage("user", (TextPart("What is the capital of France?"),)),))
-    _, text, end = await run(engine, chat, max_tokens=40)
+    _, _, text, end = await run(engine, chat, max_tokens=40)
     assert text == "The capital of France is Paris."
     assert end.finish_reason is FinishReason.STOP
 
@@ -114,9 +103,9 @@ async def test_eight_seeded_streams_in_company_equal_each_alone(engine):
         )
         for seed in range(8)
     ]
-    alone = [(await run(engine, prompt, **options))[0] for prompt, options in requests]
+    alone = [(await run(engine, prompt, **options))[1] for prompt, options in requests]
     together = await asyncio.gather(*(run(engine, prompt, **options) for prompt, options in requests))
-    assert [ids for ids, _, _ in together] == alone
+    assert [ids for _, ids, _, _ in together] == alone
 
 
 async def test_perplexity_of_plain_english_is_low_and_logits_equal_mlx_lms(engine, oracle, demo_model_path):

@@ -4,6 +4,7 @@ Off unless its file is named: `make test-gemma3` fetches it, 250 MB under Google
 """
 
 import asyncio
+import functools
 import hashlib
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from mlx_lm.models import gemma3_text
 
 from engine.artifacts.artifact import open_artifact
 from engine.contracts.errors import EngineError
-from engine.contracts.events import GenerationFinished, GenerationRequest, TokensGenerated
-from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, TextPart, TextPrompt, TokenPrompt
 from engine.execution.engine import Engine
 from engine.execution.resident import EngineSettings
+from tests.engine.execution import driving
 
 pytestmark = pytest.mark.timeout(900)
+run = functools.partial(driving.run, event_seconds=300)
 
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 WINDOW = 512
@@ -77,18 +78,6 @@ async def engine(path, tmp_path):
     await engine.stop()
 
 
-async def run(engine, prompt, **options):
-    generation = await engine.generate(GenerationRequest(prompt=prompt, options=GenerateOptions(**options)))
-    ids, text = [], ""
-    while True:
-        event = await asyncio.wait_for(generation.next_event(), 300)
-        if isinstance(event, TokensGenerated):
-            ids += [token.token for token in event.tokens]
-            text += event.text
-        elif isinstance(event, GenerationFinished):
-            return ids, text
-
-
 async def test_greedy_ids_equal_mlx_lms_within_the_window_and_beyond_it(engine, oracle):
     tale = "Once upon a time there was a small house by the sea. " * 60
     ids = await engine.tokenize(tale, model="", add_special_tokens=True, parse_special_tokens=True)
@@ -96,7 +85,7 @@ async def test_greedy_ids_equal_mlx_lms_within_the_window_and_beyond_it(engine, 
     found = await asyncio.gather(
         *(run(engine, TokenPrompt(tuple(prompt)), max_tokens=12, eos_token_ids=()) for prompt in prompts)
     )
-    for prompt, (own, _) in zip(prompts, found, strict=True):
+    for prompt, (_, own, _, _) in zip(prompts, found, strict=True):
         steps = generate_step(mx.array(prompt), oracle, max_tokens=12)
         assert own == [token for token, _ in steps], f"prompt of {len(prompt)} tokens"
 
@@ -105,7 +94,7 @@ async def test_text_becomes_the_published_ids_and_is_continued_with_sense(engine
     prompt = "The capital of France is"
     ids = await engine.tokenize(prompt, model="", add_special_tokens=True, parse_special_tokens=True)
     assert ids == [2, 818, 5279, 529, 7001, 563]
-    _, text = await run(engine, TextPrompt(prompt), max_tokens=16)
+    _, _, text, _ = await run(engine, TextPrompt(prompt), max_tokens=16)
     assert "France" in text
 
 
