@@ -1,0 +1,114 @@
+"""What a graph offers to the denoising method (block diffusion), and what it keeps of one row.
+
+A row's prompt is encoded once; then canvases of random tokens are revised in passes that attend to what was encoded
+and leave it as it is, until a canvas is appended to it and the next begins. One row at a time: nothing is packed.
+Importing this module never imports mlx: arrays appear in annotations alone.
+Shapes: N tokens, L canvas positions, V vocabulary, H hidden size. Source: reference, denoising-and-models §1 and §2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from engine.contracts.graph import DeclaredGraph
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import mlx.core as mx
+
+    from engine.contracts.adapters import AdapterTargets
+    from engine.contracts.composition import Composition
+    from engine.contracts.graph import ExpertRuntime
+    from engine.contracts.option_groups import AdapterSelection
+
+GRAPH_ABI_DENOISING: Final = "mlx-denoising-v1"
+DEFAULT_STOPPING_IDS: Final = (1, 106)
+"""Ids that end a completion of this method whatever else does. Source: reference, denoising-and-models §3."""
+
+
+class DenoisingState(Protocol):
+    """Keys and values of one row's encoded tokens, in every layer. Belongs to that row and to the engine thread."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens encoded, which is the position of the first token of the next canvas."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+
+    def arrays(self) -> Sequence[mx.array]:
+        """The arrays that must be evaluated for the state to be settled."""
+
+    def close(self) -> None:
+        """Release the arrays. The state must not be used again."""
+
+
+class DenoisingGraph(DeclaredGraph, Protocol):
+    """A graph that the denoising method can drive. Its operations are lazy: nothing is evaluated in them.
+
+    `adapters` are mounted ones, applied in this order. A graph that takes none is never given any.
+    """
+
+    @property
+    def model_type(self) -> str:
+        """The family's name in configuration files."""
+
+    @property
+    def composition(self) -> Composition | None:
+        """Facts resolved before the graph was built; None means the defaults."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion, in the order in which the model's files name them."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes that the resident weights hold."""
+
+    @property
+    def experts(self) -> ExpertRuntime | None:
+        """The accounts of its experts' use; None for a graph that keeps none."""
+
+    @property
+    def adapters(self) -> AdapterTargets | None:
+        """Where adapters attach; None for a graph that takes none, or whose composition leaves them out."""
+
+    @property
+    def canvas_length(self) -> int:
+        """Positions of the canvas that the model was made for, which is the longest that it takes."""
+
+    @property
+    def embed_scale(self) -> float:
+        """Factor on embeddings: the root of the hidden size."""
+
+    def prefill(self, tokens: mx.array, *, adapters: tuple[AdapterSelection, ...] = ()) -> DenoisingState:
+        """Encode the first `tokens` [1, N] int32 of a row into a new state."""
+
+    def extend_prefill(
+        self, tokens: mx.array, state: DenoisingState, *, adapters: tuple[AdapterSelection, ...] = ()
+    ) -> None:
+        """Encode `tokens` [1, N] int32 at the positions from `state.offset` on, and append them."""
+
+    def decoder_logits(
+        self,
+        canvas: mx.array,
+        state: DenoisingState,
+        feedback: mx.array | None,
+        *,
+        adapters: tuple[AdapterSelection, ...] = (),
+    ) -> mx.array:
+        """Logits [1, L, V] float32, soft-capped, of `canvas` [1, L] int32; `state` stays as it is.
+
+        `feedback` [1, L, H] are the soft embeddings of the pass before; None in a canvas's first pass.
+        """
+
+    def dequant_embed_weight(self) -> mx.array:
+        """The embedding table [V, H] as plain numbers: that of the weights where they are dense. Rows share it."""
+
+    def soft_embeddings(self, probabilities: mx.array, table: mx.array) -> mx.array:
+        """Expected embeddings [1, L, H] in the dtype of `table`, scaled, under `probabilities` [1, L, V] float32."""
+
+    def close(self) -> None:
+        """Release the weights."""
