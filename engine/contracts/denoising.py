@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from engine.contracts.adapters import AdapterTargets
     from engine.contracts.composition import Composition
     from engine.contracts.graph import ExpertRuntime
-    from engine.contracts.option_groups import AdapterSelection
 
 GRAPH_ABI_DENOISING: Final = "mlx-denoising-v1"
 DEFAULT_STOPPING_IDS: Final = (1, 106)
@@ -46,10 +45,7 @@ class DenoisingState(Protocol):
 
 
 class DenoisingGraph(DeclaredGraph, Protocol):
-    """A graph that the denoising method can drive. Its operations are lazy: nothing is evaluated in them.
-
-    `adapters` are mounted ones, applied in this order. A graph that takes none is never given any.
-    """
+    """A graph that the denoising method can drive. Its operations are lazy: nothing is evaluated in them."""
 
     @property
     def model_type(self) -> str:
@@ -83,22 +79,13 @@ class DenoisingGraph(DeclaredGraph, Protocol):
     def embed_scale(self) -> float:
         """Factor on embeddings: the root of the hidden size."""
 
-    def prefill(self, tokens: mx.array, *, adapters: tuple[AdapterSelection, ...] = ()) -> DenoisingState:
+    def prefill(self, tokens: mx.array) -> DenoisingState:
         """Encode the first `tokens` [1, N] int32 of a row into a new state."""
 
-    def extend_prefill(
-        self, tokens: mx.array, state: DenoisingState, *, adapters: tuple[AdapterSelection, ...] = ()
-    ) -> None:
+    def extend_prefill(self, tokens: mx.array, state: DenoisingState) -> None:
         """Encode `tokens` [1, N] int32 at the positions from `state.offset` on, and append them."""
 
-    def decoder_logits(
-        self,
-        canvas: mx.array,
-        state: DenoisingState,
-        feedback: mx.array | None,
-        *,
-        adapters: tuple[AdapterSelection, ...] = (),
-    ) -> mx.array:
+    def decoder_logits(self, canvas: mx.array, state: DenoisingState, feedback: mx.array | None) -> mx.array:
         """Logits [1, L, V] float32, soft-capped, of `canvas` [1, L] int32; `state` stays as it is.
 
         `feedback` [1, L, H] are the soft embeddings of the pass before; None in a canvas's first pass.
