@@ -104,6 +104,12 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.GenerationFailedError: Rule(status=_CODE.INTERNAL, metadata=("correlation_id",)),
         InternalError: Rule(status=_CODE.INTERNAL, metadata=("correlation_id",)),
         contract.GenerationAborted: Rule(status=_CODE.CANCELLED),
+        contract.DurabilityError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("generation_id",)),
+        contract.CheckpointMismatchError: Rule(
+            status=_CODE.FAILED_PRECONDITION, metadata=("generation_id", "differences")
+        ),
+        contract.CheckpointDamagedError: Rule(status=_CODE.DATA_LOSS, metadata=("generation_id", "file")),
+        contract.ResumePointGoneError: Rule(status=_CODE.OUT_OF_RANGE, metadata=("generation_id",)),
         contract.ArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.MissingArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.CorruptArtifactError: Rule(status=_CODE.DATA_LOSS, metadata=("file",)),

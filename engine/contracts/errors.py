@@ -14,6 +14,10 @@
     ├── EngineFailedError            the engine thread died; everything in flight is lost
     ├── GenerationFailedError        one generation failed through our fault; carries a correlation id
     ├── GenerationAborted            not a fault: the abort signal was raised; carries the reason
+    ├── DurabilityError              a durable generation cannot go on from what is kept of it
+    │   ├── CheckpointMismatchError  it was made with another model, adapter or form of storage
+    │   ├── CheckpointDamagedError   what is kept of it is damaged
+    │   └── ResumePointGoneError     it was kept, and its time has run out
     ├── ArtifactError                model files cannot be used
     │   ├── MissingArtifactError     a file or a part of one is absent
     │   ├── CorruptArtifactError     a file contradicts itself or is cut
@@ -214,6 +218,45 @@ class GenerationAborted(EngineError):  # noqa: N818 - an outcome that was asked 
     def __init__(self, abort_reason: AbortReason) -> None:
         self.abort_reason = abort_reason
         super().__init__(f"the generation was aborted: {abort_reason.value}")
+
+
+class DurabilityError(EngineError):
+    """A durable generation cannot go on. `generation_id` names it."""
+
+    reason = "DURABILITY"
+
+    def __init__(self, generation_id: str, detail: str) -> None:
+        self.generation_id = generation_id
+        super().__init__(f"generation {generation_id} cannot go on: {detail}")
+
+
+class CheckpointMismatchError(DurabilityError):
+    """It was made with something that is not served now. `differences` are names such as "weights" or "adapters"."""
+
+    reason = "CHECKPOINT_MISMATCH"
+
+    def __init__(self, generation_id: str, differences: Iterable[str]) -> None:
+        self.differences = ",".join(differences)
+        super().__init__(generation_id, f"it was made with other {self.differences.replace(',', ', ')}")
+
+
+class CheckpointDamagedError(DurabilityError):
+    """No checkpoint of it is whole. `file` is the name of one that is damaged."""
+
+    reason = "CHECKPOINT_DAMAGED"
+
+    def __init__(self, generation_id: str, file: str) -> None:
+        self.file = file
+        super().__init__(generation_id, f"what is kept of it is damaged ({file})")
+
+
+class ResumePointGoneError(DurabilityError):
+    """It was kept, and is not any more."""
+
+    reason = "RESUME_POINT_GONE"
+
+    def __init__(self, generation_id: str) -> None:
+        super().__init__(generation_id, "it is no longer kept")
 
 
 class ArtifactError(EngineError):

@@ -30,6 +30,10 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_ARTIFACT_UNSUPPORTED: _ClassVar[ErrorReason]
     ERROR_REASON_GRAPH_CONTRACT: _ClassVar[ErrorReason]
     ERROR_REASON_CONFIGURATION: _ClassVar[ErrorReason]
+    ERROR_REASON_DURABILITY: _ClassVar[ErrorReason]
+    ERROR_REASON_CHECKPOINT_MISMATCH: _ClassVar[ErrorReason]
+    ERROR_REASON_CHECKPOINT_DAMAGED: _ClassVar[ErrorReason]
+    ERROR_REASON_RESUME_POINT_GONE: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_REQUEST: ErrorReason
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason
@@ -53,6 +57,10 @@ ERROR_REASON_ARTIFACT_CORRUPT: ErrorReason
 ERROR_REASON_ARTIFACT_UNSUPPORTED: ErrorReason
 ERROR_REASON_GRAPH_CONTRACT: ErrorReason
 ERROR_REASON_CONFIGURATION: ErrorReason
+ERROR_REASON_DURABILITY: ErrorReason
+ERROR_REASON_CHECKPOINT_MISMATCH: ErrorReason
+ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason
+ERROR_REASON_RESUME_POINT_GONE: ErrorReason
 
 class GenerationError(_message.Message):
     __slots__ = ("reason", "message", "retryable", "correlation_id")
