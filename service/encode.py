@@ -45,7 +45,7 @@ def encode_started(started: GenerationStarted) -> event_pb2.Started:
         request_id=started.request_id,
         model=started.model,
         weights_fingerprint=started.weights_fingerprint,
-        descriptor=encode_descriptor(started.descriptor),
+        graph=encode_descriptor(started.descriptor),
         execution=encode_execution(started.execution),
         options=encode_options(started.options),
         seed_was_explicit=started.options.seed_was_explicit,

@@ -21,7 +21,7 @@ def encode_model_info(info: ModelInfo) -> model_pb2.ModelInfo:
         name=info.name,
         weights_fingerprint=info.fingerprint,
         model_type=info.model_type,
-        descriptor=encode_descriptor(info.descriptor),
+        graph=encode_descriptor(info.descriptor),
         declaration=encode_declaration(info.declaration),
         geometry=encode_geometry(info.geometry),
         context_length=info.geometry.context_length,

@@ -196,3 +196,9 @@ def test_every_definition_is_preceded_by_a_comment() -> None:
 
 def test_the_client_package_is_typed() -> None:
     assert importlib.resources.files("mlxstream").joinpath("py.typed").is_file()
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_no_field_hides_what_the_java_runtime_calls_by_the_same_name(message: Descriptor) -> None:
+    hidden = {"class", "descriptor", "descriptor_for_type", "default_instance", "serialized_size", "unknown_fields"}
+    assert not hidden & {field.name for field in message.fields}

@@ -49,7 +49,7 @@ async def test_started_tells_what_will_really_run(serving: Serving) -> None:
     assert started.generation_id == serving.engine.generations[0].generation_id
     assert started.model == MODEL.name
     assert started.weights_fingerprint == MODEL.fingerprint
-    assert started.descriptor.graph_abi == "mlx-hidden-bsh-v1"
+    assert started.graph.graph_abi == "mlx-hidden-bsh-v1"
     assert started.execution.method == graph_pb2.GENERATION_METHOD_AUTOREGRESSIVE
     assert started.options.seed == OPTIONS.seed == 2**64 - 1
     assert started.options.HasField("temperature")

@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmlxstream/v1/delivery.proto\x12\x0cmlxstream.v1\x1a\x1egoogle/protobuf/duration.proto\"\xfb\x02\n\x0f\x44\x65liveryOptions\x12#\n\x16max_tokens_per_message\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\tmax_delay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cinclude_text\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1b\n\x13include_token_bytes\x18\x04 \x01(\x08\x12\x1c\n\x14include_cache_tokens\x18\x05 \x01(\x08\x12\x35\n\x12heartbeat_interval\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x64raft_blocks\x18\x07 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x08 \x01(\x08\x12\x35\n\x0f\x64\x65\x61\x64line_policy\x18\t \x01(\x0e\x32\x1c.mlxstream.v1.DeadlinePolicyB\x19\n\x17_max_tokens_per_messageB\x0f\n\r_include_text*o\n\x0e\x44\x65\x61\x64linePolicy\x12\x1f\n\x1b\x44\x45\x41\x44LINE_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x45\x41\x44LINE_POLICY_FAIL\x10\x01\x12\"\n\x1e\x44\x45\x41\x44LINE_POLICY_PARTIAL_RESULT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmlxstream/v1/delivery.proto\x12\x0cmlxstream.v1\x1a\x1egoogle/protobuf/duration.proto\"\xfb\x02\n\x0f\x44\x65liveryOptions\x12#\n\x16max_tokens_per_message\x18\x01 \x01(\rH\x00\x88\x01\x01\x12,\n\tmax_delay\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x19\n\x0cinclude_text\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\x1b\n\x13include_token_bytes\x18\x04 \x01(\x08\x12\x1c\n\x14include_cache_tokens\x18\x05 \x01(\x08\x12\x35\n\x12heartbeat_interval\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0c\x64raft_blocks\x18\x07 \x01(\x08\x12\x0f\n\x07\x64urable\x18\x08 \x01(\x08\x12\x35\n\x0f\x64\x65\x61\x64line_policy\x18\t \x01(\x0e\x32\x1c.mlxstream.v1.DeadlinePolicyB\x19\n\x17_max_tokens_per_messageB\x0f\n\r_include_text*o\n\x0e\x44\x65\x61\x64linePolicy\x12\x1f\n\x1b\x44\x45\x41\x44LINE_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x45\x41\x44LINE_POLICY_FAIL\x10\x01\x12\"\n\x1e\x44\x45\x41\x44LINE_POLICY_PARTIAL_RESULT\x10\x02\x42\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.delivery_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017io.mlxstream.v1P\001'
   _globals['_DEADLINEPOLICY']._serialized_start=459
   _globals['_DEADLINEPOLICY']._serialized_end=570
   _globals['_DELIVERYOPTIONS']._serialized_start=78

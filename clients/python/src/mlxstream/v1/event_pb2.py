@@ -28,21 +28,22 @@ from mlxstream.v1 import options_pb2 as mlxstream_dot_v1_dot_options__pb2
 from mlxstream.v1 import result_pb2 as mlxstream_dot_v1_dot_result__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/event.proto\x12\x0cmlxstream.v1\x1a\x18mlxstream/v1/error.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/result.proto\"\xd8\x02\n\x07Started\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x31\n\ndescriptor\x18\x05 \x01(\x0b\x32\x1d.mlxstream.v1.GraphDescriptor\x12\x32\n\texecution\x18\x06 \x01(\x0b\x32\x1f.mlxstream.v1.ResolvedExecution\x12.\n\x07options\x18\x07 \x01(\x0b\x32\x1d.mlxstream.v1.GenerateOptions\x12\x19\n\x11seed_was_explicit\x18\x08 \x01(\x08\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\x15\n\rcached_tokens\x18\n \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\r\"H\n\nTokenChunk\x12,\n\x06tokens\x18\x01 \x03(\x0b\x32\x1c.mlxstream.v1.GeneratedToken\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x0b\x42lockUpdate\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x11\n\tcommitted\x18\x05 \x01(\x08\"<\n\tHeartbeat\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xad\x01\n\x08\x46inished\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.mlxstream.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x02 \x01(\t\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.mlxstream.v1.GenerateStats\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.GenerationErrorb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/event.proto\x12\x0cmlxstream.v1\x1a\x18mlxstream/v1/error.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/result.proto\"\xd3\x02\n\x07Started\x12\x15\n\rgeneration_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12,\n\x05graph\x18\x05 \x01(\x0b\x32\x1d.mlxstream.v1.GraphDescriptor\x12\x32\n\texecution\x18\x06 \x01(\x0b\x32\x1f.mlxstream.v1.ResolvedExecution\x12.\n\x07options\x18\x07 \x01(\x0b\x32\x1d.mlxstream.v1.GenerateOptions\x12\x19\n\x11seed_was_explicit\x18\x08 \x01(\x08\x12\x15\n\rprompt_tokens\x18\t \x01(\r\x12\x15\n\rcached_tokens\x18\n \x01(\r\x12\x16\n\x0eresumed_tokens\x18\x0b \x01(\r\"H\n\nTokenChunk\x12,\n\x06tokens\x18\x01 \x03(\x0b\x32\x1c.mlxstream.v1.GeneratedToken\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x0b\x42lockUpdate\x12\x13\n\x0b\x62lock_index\x18\x01 \x01(\r\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12\x11\n\tcommitted\x18\x05 \x01(\x08\"<\n\tHeartbeat\x12\x18\n\x10prefilled_tokens\x18\x01 \x01(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\"\xad\x01\n\x08\x46inished\x12\x31\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1a.mlxstream.v1.FinishReason\x12\x14\n\x0cmatched_stop\x18\x02 \x01(\t\x12*\n\x05stats\x18\x03 \x01(\x0b\x32\x1b.mlxstream.v1.GenerateStats\x12,\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.GenerationErrorB\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017io.mlxstream.v1P\001'
   _globals['_STARTED']._serialized_start=150
-  _globals['_STARTED']._serialized_end=494
-  _globals['_TOKENCHUNK']._serialized_start=496
-  _globals['_TOKENCHUNK']._serialized_end=568
-  _globals['_BLOCKUPDATE']._serialized_start=570
-  _globals['_BLOCKUPDATE']._serialized_end=671
-  _globals['_HEARTBEAT']._serialized_start=673
-  _globals['_HEARTBEAT']._serialized_end=733
-  _globals['_FINISHED']._serialized_start=736
-  _globals['_FINISHED']._serialized_end=909
+  _globals['_STARTED']._serialized_end=489
+  _globals['_TOKENCHUNK']._serialized_start=491
+  _globals['_TOKENCHUNK']._serialized_end=563
+  _globals['_BLOCKUPDATE']._serialized_start=565
+  _globals['_BLOCKUPDATE']._serialized_end=666
+  _globals['_HEARTBEAT']._serialized_start=668
+  _globals['_HEARTBEAT']._serialized_end=728
+  _globals['_FINISHED']._serialized_start=731
+  _globals['_FINISHED']._serialized_end=904
 # @@protoc_insertion_point(module_scope)

@@ -11,12 +11,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Started(_message.Message):
-    __slots__ = ("generation_id", "request_id", "model", "weights_fingerprint", "descriptor", "execution", "options", "seed_was_explicit", "prompt_tokens", "cached_tokens", "resumed_tokens")
+    __slots__ = ("generation_id", "request_id", "model", "weights_fingerprint", "graph", "execution", "options", "seed_was_explicit", "prompt_tokens", "cached_tokens", "resumed_tokens")
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SEED_WAS_EXPLICIT_FIELD_NUMBER: _ClassVar[int]
@@ -27,14 +27,14 @@ class Started(_message.Message):
     request_id: str
     model: str
     weights_fingerprint: str
-    descriptor: _graph_pb2.GraphDescriptor
+    graph: _graph_pb2.GraphDescriptor
     execution: _graph_pb2.ResolvedExecution
     options: _options_pb2.GenerateOptions
     seed_was_explicit: bool
     prompt_tokens: int
     cached_tokens: int
     resumed_tokens: int
-    def __init__(self, generation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., descriptor: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., execution: _Optional[_Union[_graph_pb2.ResolvedExecution, _Mapping]] = ..., options: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., seed_was_explicit: bool = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, generation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., execution: _Optional[_Union[_graph_pb2.ResolvedExecution, _Mapping]] = ..., options: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., seed_was_explicit: bool = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
     __slots__ = ("tokens", "text")

@@ -45,11 +45,11 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., schema_revision: _Optional[int] = ..., minimum_client_revision: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "weights_fingerprint", "model_type", "descriptor", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows", "kv_storage")
+    __slots__ = ("name", "weights_fingerprint", "model_type", "graph", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows", "kv_storage")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     DECLARATION_FIELD_NUMBER: _ClassVar[int]
     GEOMETRY_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -69,7 +69,7 @@ class ModelInfo(_message.Message):
     name: str
     weights_fingerprint: str
     model_type: str
-    descriptor: _graph_pb2.GraphDescriptor
+    graph: _graph_pb2.GraphDescriptor
     declaration: _graph_pb2.GraphDeclaration
     geometry: _graph_pb2.GraphGeometry
     context_length: int
@@ -86,7 +86,7 @@ class ModelInfo(_message.Message):
     load_time: _duration_pb2.Duration
     max_rows: int
     kv_storage: str
-    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., descriptor: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ..., kv_storage: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ..., kv_storage: _Optional[str] = ...) -> None: ...
 
 class RuntimeInfo(_message.Message):
     __slots__ = ("device", "device_name", "mlx_version", "blas", "blas_optimized", "remedy")

@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19mlxstream/v1/prompt.proto\x12\x0cmlxstream.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x1a\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x86\x02\n\nChatPrompt\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.mlxstream.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0f\x65nable_thinking\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x33\n\x12template_variables\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_promptB\x12\n\x10_enable_thinking\"G\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.mlxstream.v1.ContentPart\"6\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04partb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19mlxstream/v1/prompt.proto\x12\x0cmlxstream.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x1a\n\nTextPrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x1a\n\x0bTokenPrompt\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x86\x02\n\nChatPrompt\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.mlxstream.v1.ChatMessage\x12&\n\x05tools\x18\x02 \x03(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1c\n\x0f\x65nable_thinking\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x33\n\x12template_variables\x18\x05 \x01(\x0b\x32\x17.google.protobuf.StructB\x18\n\x16_add_generation_promptB\x12\n\x10_enable_thinking\"G\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12*\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x19.mlxstream.v1.ContentPart\"6\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x0f\n\x05image\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04partB\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.prompt_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017io.mlxstream.v1P\001'
   _globals['_TEXTPROMPT']._serialized_start=73
   _globals['_TEXTPROMPT']._serialized_end=99
   _globals['_TOKENPROMPT']._serialized_start=101
