@@ -62,20 +62,24 @@ def main() -> None:
     arguments = _parser().parse_args()
     if arguments.show:
         document = json.loads(arguments.show.read_text(encoding="utf-8"))
+        _keep(document)
     else:
         workshop = Workshop(folder=arguments.folder.resolve())
         workshop.prepare(arguments.model)
         document = asyncio.run(_run(workshop, arguments))
+    show(document)
+
+
+def _keep(document: dict[str, Any]) -> None:
+    """Write what is measured so far, so that a run which is cut off has not been for nothing."""
     name = "quick" if document["quick"] else "full"
-    if not arguments.only:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    if name == "full" and not arguments.only:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if name == "full" and "load" in document["results"]:
         plot = RESULTS / "load.svg"
         plot.write_text(plot_of(document["results"]["load"]), encoding="utf-8")
         page = markdown(document, f"../{plot.relative_to(REPOSITORY).as_posix()}")
         PAGE.write_text(page, encoding="utf-8")
-    show(document)
 
 
 async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -93,13 +97,23 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
                 except Exception as error:  # one measure that fails must not cost the others
                     _say(f"{name} failed: {error!r}")
                     failures[name] = repr(error)
+                document = _document(arena, arguments, (time.monotonic() - began) / 60, results, failures)
+                if not arguments.only:
+                    _keep(document)
     finally:
         arena.close()
+    return document
+
+
+def _document(
+    arena: Arena, arguments: argparse.Namespace, minutes: float, results: Results, failures: dict[str, str]
+) -> dict[str, Any]:
+    """What is measured so far, and under which circumstances."""
     rates = [record["loop_rate"] for record in arena.circumstances] or [0.0]
     foreign = [record["foreign_cores"] or 0.0 for record in arena.circumstances] or [0.0]
     return {
         "quick": arguments.quick,
-        "minutes": (time.monotonic() - began) / 60,
+        "minutes": minutes,
         "seed": arguments.seed,
         "machine": machine_facts(REPOSITORY),
         "peers": [MLX_LM, SMG_SERVICER],

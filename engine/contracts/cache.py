@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import mlx.core as mx
 
@@ -51,7 +51,7 @@ class TableStep(Protocol):
 
     def attend(
         self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
-    ) -> list[mx.array]:
+    ) -> list[Callable[[], mx.array]]:
         """Append, then attend causally; or attend again, when the step's keys and values were appended before.
 
         Args:
@@ -62,7 +62,7 @@ class TableStep(Protocol):
             softcap: bound that tanh puts on the scores; 0 means none.
 
         Returns:
-            Parts [.., H·D] that, joined, hold the tokens in `order`.
+            What computes the parts [.., H·D] that, joined, hold the tokens in `order`. Each may run in any stream.
         """
 
 
@@ -101,6 +101,10 @@ class Cache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes reserved, padding included."""
+
+    @property
+    def is_seated(self) -> bool:
+        """Whether `place_for` says where, so that stretches of this row may be split within one step."""
 
     def append(self, keys: mx.array, values: mx.array) -> HeldKeys:
         """Append `keys`, `values` [1, Hkv, L, D]; returns what their tokens see, for as many layers as attend to it."""

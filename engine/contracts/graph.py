@@ -188,12 +188,14 @@ class ExpertRuntime(Protocol):
 class PackedSegment:
     """One row's stretch of a packed step: `length` tokens, appended at the end of that row's caches.
 
-    `adapters` are mounted ones, applied in this order.
+    `adapters` are mounted ones, applied in this order. `ends_alone` lets the last of three tokens or more attend by
+    itself, with the arithmetic of a step of its own; only for a row whose caches are seated.
     """
 
     length: int
     caches: Sequence[Cache]
     adapters: tuple[AdapterSelection, ...] = ()
+    ends_alone: bool = False
 
 
 class DeclaredGraph(Protocol):

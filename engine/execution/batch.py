@@ -131,10 +131,9 @@ class Batch:
 
     def _begin(self, job: Job) -> None:
         warm = self._prefixes.begin(job.row, job.prefix, self._jobs.room_bytes)
-        if warm is None:
-            job.row.admit(self._stepper.make_caches())
-        else:
-            job.row.admit(*warm)
+        caches, cached_tokens = (self._stepper.make_caches(), 0) if warm is None else warm
+        stops = self._prefixes.stops(job.row, job.prefix, cached_tokens)
+        job.row.admit(caches, cached_tokens, joins_tail=not stops)
 
     def _start_next(self, before: _Step | None) -> dict[Job, int] | None:
         """Start the next step beside `before`; returns the targets of a step that could not even be started."""

@@ -112,13 +112,19 @@ class PrefixKeeper:
                 self._store.drop(hit.entry)
             return None
 
+    def stops(self, row: Row, use: PrefixUse | None, cached_tokens: int) -> bool:
+        """Whether the state of `row`, which begins with `cached_tokens`, is wanted at the end of its prompt."""
+        if use is None:
+            return False
+        boundary = _boundary(row, use)
+        return boundary >= max(use.least_tokens, LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS, cached_tokens + 1)
+
     def watch(self, row: Row, use: PrefixUse | None) -> None:
         """Take the state of a row that has just reached the end of its prompt; called after each of its units."""
-        if use is None or row.next_index:
+        if use is None or row.next_index or not self.stops(row, use, row.cached_tokens):
             return
         boundary = _boundary(row, use)
-        least = max(use.least_tokens, LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS)
-        if row.position == boundary and boundary >= least and boundary > row.cached_tokens:
+        if row.position == boundary:
             entry = self._taken(row, use, row.prompt[:boundary])
             if entry is not None:
                 self._unconfirmed[row] = entry

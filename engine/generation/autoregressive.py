@@ -45,7 +45,7 @@ def dispatch_packed_step(
         after: the step before, when it was not read yet. It must be read before the new one is.
     """
     shares = [_share(row, after) for row in rows]
-    segments = [PackedSegment(len(share.unit.tokens), share.row.caches, share.row.options.adapters) for share in shares]
+    segments = [_segment(share.row, share.unit) for share in shares]
     binding.maintain(segments)
     logits = binding.logits(_packed_tokens(shares, after), segments, _due(shares))
     sampled = None if logits is None else _sampled(binding, logits, shares, None if after is None else after.tokens)
@@ -142,6 +142,10 @@ _NOT_FINITE = RowFault("its logits are not finite")
 def _share(row: Row, after: PendingStep | None) -> _Share:
     follows = None if after is None else after.place(row)
     return _Share(row, row.next_unit() if follows is None else _UNREAD, follows)
+
+
+def _segment(row: Row, unit: RowUnit) -> PackedSegment:
+    return PackedSegment(len(unit.tokens), row.caches, row.options.adapters, ends_alone=unit.ends_alone)
 
 
 def _packed_tokens(shares: Sequence[_Share], after: PendingStep | None) -> mx.array:

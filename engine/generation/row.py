@@ -32,10 +32,14 @@ CORRECTION_MEMORY_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class RowUnit:
-    """What one row contributes to a step: a stretch of its prompt, or its pending token."""
+    """What one row contributes to a step: a stretch of its prompt, or its pending token.
+
+    `ends_alone` when the last of three tokens or more attends by itself.
+    """
 
     tokens: tuple[int, ...]
     samples: bool
+    ends_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ class Row:
         self._first_token_at: float | None = None
         self._newest_token_at: float | None = None
         self._unit_limit: int | None = None
+        self._joins_tail = False
         self._fed = self._prompt
         self._fed_tokens = 0
         self._position = 0
@@ -158,9 +163,13 @@ class Row:
         """Tokens of the next unit when `limit_tokens` may be spent; an exact chunk may pass the limit."""
         return self._prefill_step(limit_tokens).tokens if self.is_prefilling else 1
 
-    def admit(self, caches: list[Cache], cached_tokens: int = 0) -> None:
-        """Take caches that hold the first `cached_tokens` of the prompt, and start the clock of the prefill."""
+    def admit(self, caches: list[Cache], cached_tokens: int = 0, *, joins_tail: bool = True) -> None:
+        """Take caches that hold the first `cached_tokens` of the prompt, and start the clock of the prefill.
+
+        `joins_tail` lets the prompt's last token share a step with what comes before it, where the caches allow that.
+        """
         self.caches = caches
+        self._joins_tail = joins_tail and bool(caches) and all(cache.is_seated for cache in caches)
         self._fed_tokens = self._position = self._cached_tokens = self._told_prefilled = cached_tokens
         self._admitted_at = self._clock()
 
@@ -173,7 +182,8 @@ class Row:
         if not self.is_prefilling:
             return RowUnit((self._generated[-1],), samples=True)
         step = self._prefill_step(self._unit_limit)
-        return RowUnit(self._fed[step.start : step.end], samples=step.final and not self._generated)
+        samples = step.final and not self._generated
+        return RowUnit(self._fed[step.start : step.end], samples=samples, ends_alone=step.joined)
 
     def next_draw(self, unread: int | None) -> Draw:
         """The choice of the token after the newest, which stands at place `unread` of a step that nobody has read."""
@@ -301,5 +311,9 @@ class Row:
         elif self._converts_at and self._chunk_is_exact:
             chunk = min(chunk, chunk - self._fed_tokens % chunk)
         return next_prefill_step(
-            length=len(self._fed), position=self._fed_tokens, chunk_size=chunk, tail_split=self._tail_split
+            length=len(self._fed),
+            position=self._fed_tokens,
+            chunk_size=chunk,
+            tail_split=self._tail_split,
+            joins_tail=self._joins_tail,
         )

@@ -66,6 +66,11 @@ class ForeignState:
         """Never: a foreign graph attends by itself."""
         raise GraphContractError("the state of a foreign graph does not attend")
 
+    @property
+    def is_seated(self) -> bool:
+        """Never: the row attends by itself."""
+        return False
+
     def place_for(self, tokens: int) -> None:  # noqa: ARG002 - the Protocol's parameter
         """No table: a foreign graph attends by itself."""
         return

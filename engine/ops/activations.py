@@ -7,11 +7,13 @@ Source: Hendrycks and Gimpel 2016 (GELU); Shazeer 2020, "GLU Variants Improve Tr
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from engine.ops.exponential import LOG2_E, swiglu
+from engine.ops.streams import in_halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,11 @@ def activation(name: str, *, composed: bool) -> Callable[[mx.array], mx.array]:
 def gated(name: str, *, composed: bool) -> Callable[[mx.array, mx.array], mx.array]:
     """The function of gate and up: activation of the gate, times up."""
     if name == "silu":
-        return lambda gate, up: swiglu(gate, up, composed=composed)
-    activated = activation(name, composed=composed)
-    return lambda gate, up: activated(gate) * up
+        whole = partial(swiglu, composed=composed)
+    else:
+        activated = activation(name, composed=composed)
+
+        def whole(gate: mx.array, up: mx.array) -> mx.array:
+            return activated(gate) * up
+
+    return in_halves(whole) if composed else whole

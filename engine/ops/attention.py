@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from engine.contracts.cache import TableMember
 from engine.ops.exponential import attention_of_powers
+from engine.ops.streams import in_turns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,9 +135,10 @@ class PackedAttention:
         return self._attended(queries, None, self._kept[layer], layer)
 
     def _attended(self, queries: mx.array, joined: mx.array | None, appended: _Appended, layer: int) -> mx.array:
-        plan, outputs = appended.plan, []
+        plan, parts = appended.plan, []
         for step in plan.steps:
-            outputs += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
+            parts += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
+        outputs = in_turns(parts)
         for index, held in zip(plan.alone, appended.held, strict=True):
             attended = held.attend(self._stretch(index, queries), scale=self._scale, softcap=self._softcap)
             outputs.append(attended[0].swapaxes(0, 1).flatten(1))
@@ -167,13 +169,20 @@ class PackedAttention:
                 alone.append(index)
                 continue
             seated.append(index)
-            member = TableMember(place.slot, start, segment.length, segment.caches[layer].offset)
-            tables.setdefault(place.table, []).append(member)
+            tables.setdefault(place.table, []).extend(_members(segment, place.slot, start, layer))
         steps = [table.plan(members) for table, members in tables.items()]
         order = [token for step in steps for token in step.order]
         for index in alone:
             order += range(self._starts[index], self._starts[index] + self._segments[index].length)
         return _LayerPlan(steps=steps, alone=alone, seated=seated, unsorted=_inverse(order))
+
+
+def _members(segment: PackedSegment, slot: int, start: int, layer: int) -> list[TableMember]:
+    """The stretches in which `segment`, which is seated at `slot` and packed at `start`, attends."""
+    offset, before = segment.caches[layer].offset, segment.length - 1
+    if not segment.ends_alone:
+        return [TableMember(slot, start, segment.length, offset)]
+    return [TableMember(slot, start, before, offset), TableMember(slot, start + before, 1, offset + before)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

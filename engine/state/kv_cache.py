@@ -84,6 +84,11 @@ class KvCache:
             self._move(min(self._held, self._window - 1), 0)
         return held
 
+    @property
+    def is_seated(self) -> bool:
+        """Never: the row attends by itself."""
+        return False
+
     def place_for(self, tokens: int) -> None:
         """Nowhere: the row attends by itself."""
 

@@ -240,13 +240,18 @@ class PooledKvCache:
         place = self.place_for(length)
         step = place.table.plan([TableMember(slot=place.slot, start=0, length=length, offset=self._offset)])
         packed = [part.transpose(2, 1, 0, 3) for part in (queries, mx.concatenate([keys, values], axis=1))]
-        mixed = step.attend(*packed, layer=self._layer, scale=scale, softcap=softcap)[0]
+        mixed = step.attend(*packed, layer=self._layer, scale=scale, softcap=softcap)[0]()
         self.advance(length)
         return mixed.reshape(length, queries.shape[1], 1, -1).transpose(2, 1, 0, 3)
 
     def append(self, keys: mx.array, values: mx.array) -> NoReturn:
         """A seated row's tokens are written by its table's steps, so this is never called."""
         raise NotImplementedError(f"{keys.shape[2]} tokens were written past a table")
+
+    @property
+    def is_seated(self) -> bool:
+        """Always: rows of one table attend together."""
+        return True
 
     def place_for(self, tokens: int) -> TablePlace:
         """Make room for `tokens` more, and say where. Moves the row when it has outgrown its slab."""

@@ -55,6 +55,11 @@ class PagedKvCache:
         joined = pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=2)
         return CodedKeys(self._codec, [joined[:, : keys.shape[1]], joined[:, keys.shape[1] :]])
 
+    @property
+    def is_seated(self) -> bool:
+        """Never: the row attends by itself."""
+        return False
+
     def place_for(self, tokens: int) -> None:
         """Nowhere: the row attends by itself."""
 

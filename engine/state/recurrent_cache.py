@@ -58,6 +58,11 @@ class RecurrentCache:
         """A recurrent layer holds no keys, so this is never called."""
         raise NotImplementedError("a recurrent layer holds no keys")
 
+    @property
+    def is_seated(self) -> bool:
+        """Never: the row attends by itself."""
+        return False
+
     def place_for(self, tokens: int) -> None:
         """Nowhere: states are joined by the step itself."""
 

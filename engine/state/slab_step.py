@@ -8,6 +8,7 @@ the mask takes from them is exactly zero: -inf in the scores, and 0·0 in the va
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -16,7 +17,7 @@ from engine.ops.attention import visible_keys
 from engine.ops.exponential import attention_of_powers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.contracts.cache import TableMember
 
@@ -48,7 +49,7 @@ class SlabStep:
 
     def attend(
         self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
-    ) -> list[mx.array]:
+    ) -> list[Callable[[], mx.array]]:
         """Write, then attend. See `engine.contracts.cache.TableStep.attend`."""
         parts: list[_Decoding | _Stretch] = [*([self._decoding] if self._decoding else []), *self._stretches]
         storage = self._slab.written(layer) if joined is None else self._slab.storage(layer, joined)
@@ -56,7 +57,7 @@ class SlabStep:
         if joined is not None:
             for part in parts:
                 part.write(storage, joined)
-        return [part.attended(storage, queries, scale, softcap) for part in parts]
+        return [partial(part.attended, storage, queries, scale, softcap) for part in parts]
 
 
 class _Decoding:

@@ -84,7 +84,7 @@ def test_a_repeated_token_is_penalised_from_the_very_next_step(binding):
 
 def test_a_row_that_fails_in_its_processor_fails_alone(binding, alone):
     rows = company(binding)
-    bad = row(binding.make_cache(), [4, 5])
+    bad = row(binding.make_cache(), [4, 5, 6])
     bad._recipe.bias_ids = "not an array"
     with pytest.raises(TypeError):
         waiting(binding, [*rows, bad])
