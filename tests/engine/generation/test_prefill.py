@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from engine.generation.prefill import next_prefill_step
 
 
-def steps_of(length: int, chunk: int, *, tail_split: bool, start: int = 0) -> list[tuple[int, int, bool]]:
+def steps_of(length: int, chunk: int, *, start: int = 0, **rules: bool) -> list[tuple[int, int, bool]]:
     steps, position = [], start
     while position < length:
-        step = next_prefill_step(length=length, position=position, chunk_size=chunk, tail_split=tail_split)
+        step = next_prefill_step(length=length, position=position, chunk_size=chunk, **rules)
+        assert not step.joined or (step.final and step.tokens > 2)
         steps.append((step.start, step.end, step.final))
         position = step.end
     return steps
@@ -30,16 +31,29 @@ def test_a_prompt_of_one_token_is_one_final_step():
     assert steps_of(1, 64, tail_split=True) == [(0, 1, True)]
 
 
-@given(st.integers(1, 300), st.integers(1, 100), st.booleans(), st.data())
-def test_steps_cover_the_prompt_once_and_end_with_one_final(length, chunk, tail_split, data):
+@pytest.mark.parametrize(
+    ("length", "steps"),
+    [
+        (10, [(0, 4, False), (4, 8, False), (8, 9, False), (9, 10, True)]),
+        (11, [(0, 4, False), (4, 8, False), (8, 11, True)]),
+        (12, [(0, 4, False), (4, 8, False), (8, 12, True)]),
+        (13, [(0, 4, False), (4, 8, False), (8, 12, False), (12, 13, True)]),
+    ],
+)
+def test_a_tail_joins_the_chunk_before_it_where_both_fit_into_one_chunk(length, steps):
+    assert steps_of(length, 4, tail_split=True, joins_tail=True) == steps
+
+
+@given(st.integers(1, 300), st.integers(1, 100), st.booleans(), st.booleans(), st.data())
+def test_steps_cover_the_prompt_once_and_end_with_one_final(length, chunk, tail_split, joins_tail, data):
     start = data.draw(st.integers(0, length - 1))
-    steps = steps_of(length, chunk, tail_split=tail_split, start=start)
+    steps = steps_of(length, chunk, tail_split=tail_split, joins_tail=joins_tail, start=start)
     assert steps[0][0] == start
     assert steps[-1][1] == length
     assert all(before[1] == after[0] for before, after in itertools.pairwise(steps))
     assert all(0 < end - begin <= chunk for begin, end, _ in steps)
     assert [final for *_, final in steps] == [False] * (len(steps) - 1) + [True]
-    if tail_split:
+    if tail_split and not joins_tail:
         assert steps[-1][1] - steps[-1][0] == 1
 
 

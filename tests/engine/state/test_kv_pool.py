@@ -229,3 +229,30 @@ def test_closing_twice_gives_one_seat_back_once():
             cache.close()
     assert [cache.nbytes for cache in first] == [0] * LAYERS
     assert pool.nbytes == LAYERS * ROW_BYTES
+
+
+def attended(caches, packed, *, ends_alone=False):
+    """One layer's step of one row: [T, H·D] of `packed` queries, keys and values."""
+    segment = PackedSegment(packed[0].shape[0], caches, ends_alone=ends_alone)
+    return PackedAttention([segment], scale=0.5)(*packed, layer=0)[0]
+
+
+@pytest.mark.parametrize("lengths", [[3], [3, 9, 1], [1, 1, 5, 4], [7, 7, 7, 7, 7]])
+def test_a_last_token_that_attends_by_itself_has_the_bits_of_a_step_of_its_own(lengths):
+    random, pool = np.random.default_rng(len(lengths)), KvPool(1)
+    rows, alone = ([made.make_caches() for _ in lengths] for made in (pool, KvPool(1)))
+    tokens = [
+        [mx.array(random.normal(size=(length, heads, 1, DIM)).astype(np.float32)) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        for length in lengths
+    ]
+    segments = [
+        PackedSegment(length, caches, ends_alone=length > 2) for length, caches in zip(lengths, rows, strict=True)
+    ]
+    packed = [mx.concatenate(list(parts), axis=0) for parts in zip(*tokens, strict=True)]
+    together = PackedAttention(segments, scale=0.5)(*packed, layer=0)[0]
+    apart = []
+    for caches, parts in zip(alone, tokens, strict=True):
+        apart += [attended(caches, [part[:-1] for part in parts])] if parts[0].shape[0] > 1 else []
+        apart.append(attended(caches, [part[-1:] for part in parts]))
+    assert mx.array_equal(together, mx.concatenate(apart, axis=0)).item()
+    assert [caches[0].offset for caches in rows] == lengths
