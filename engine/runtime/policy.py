@@ -17,7 +17,7 @@ ComputeDtype = Literal["float32", "bfloat16", "float16"]
 # A CPU step has a fixed price, so that wide steps cost less a token; measured in decision 0003.
 CPU_PREFILL_STEP_TOKENS = 256
 CPU_PREFILL_CHUNK_TOKENS = 128
-CPU_MIXED_PREFILL_TOKENS = 12
+CPU_MIXED_PREFILL_TOKENS = 8
 GPU_PREFILL_STEP_TOKENS = 2048
 
 

@@ -210,13 +210,15 @@ class PrefixDisk:
             shorter = self._index.ancestors(record.namespace, record.key)
             superseded = [one for one in shorter if record.serves(length_of(one.record.key))]
             same = self._index.get(record.namespace, record.key)
-        for one in [*superseded, *([] if same is None else [same])]:
-            self._remove(one)
-        if not self._make_room(queued.nbytes):
+        # What is replaced stays until its successor is there: a write may fail, or be cut off.
+        going_bytes = sum(self._folder.size(one.path) for one in [*superseded, *([] if same is None else [same])])
+        if not self._make_room(queued.nbytes - going_bytes):
             raise OSError(errno.EDQUOT, "files that cannot be removed take the room")
         write_prefix_file(path, record, queued.layers)
         with self._changed:
             self._index.put(record.namespace, record.key, StoredPrefix(record, path))
+        for one in superseded:
+            self._remove(one)
         self._make_room(0)
 
     def _make_room(self, needed_bytes: int) -> bool:

@@ -74,6 +74,12 @@ class PrefixFolder:
                 if stat.S_ISREG(status.st_mode):
                     yield status.st_mtime_ns, status.st_size, path
 
+    def size(self, path: Path) -> int:
+        """Bytes of an entry; 0 when it is gone."""
+        with suppress(OSError):
+            return path.lstat().st_size
+        return 0
+
     def remove(self, path: Path) -> bool:
         """Remove an entry; returns whether it is gone. What we have not written stays."""
         try:

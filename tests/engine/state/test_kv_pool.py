@@ -242,7 +242,10 @@ def test_a_last_token_that_attends_by_itself_has_the_bits_of_a_step_of_its_own(l
     random, pool = np.random.default_rng(len(lengths)), KvPool(1)
     rows, alone = ([made.make_caches() for _ in lengths] for made in (pool, KvPool(1)))
     tokens = [
-        [mx.array(random.normal(size=(length, heads, 1, DIM)).astype(np.float32)) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+        [
+            mx.array(random.normal(size=(length, heads, 1, DIM)).astype(np.float32))
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
+        ]
         for length in lengths
     ]
     segments = [

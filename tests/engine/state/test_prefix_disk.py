@@ -328,6 +328,20 @@ def test_a_longer_entry_takes_the_room_of_the_one_that_it_replaces(opened, tmp_p
     assert tokens_found(disk, range(100, 150)) == 40
 
 
+def test_an_entry_stays_when_its_longer_successor_cannot_be_written(opened, tmp_path, monkeypatch):
+    disk = opened()
+    offer(disk, entry(range(40)))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(prefix_disk, "write_prefix_file", full)
+    offer(disk, entry(range(60)))
+    assert len(files(tmp_path)) == 1
+    assert tokens_found(disk, range(70)) == 40
+    assert disk.load(disk.find("", token_key(range(70))).stored) is not None
+
+
 def test_files_that_vanish_under_the_index_are_a_miss(opened, tmp_path):
     """Field report 74: files vanish under the index."""
     disk = opened()
