@@ -86,7 +86,7 @@ class FakeRow:
         self.known = self.prompt_tokens + max(0, len(self.tokens) - 1)
         self.fed = self.position = 0
 
-    def admit(self, caches, cached_tokens=0, *, joins_tail=True):  # noqa: ARG002 - as a row has it
+    def admit(self, caches, cached_tokens=0, *, joins_tail=True):
         self.caches = caches
 
     def commit(self, token):

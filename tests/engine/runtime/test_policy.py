@@ -26,7 +26,7 @@ def test_a_cpu_holds_everything_in_float32_where_it_fits(weights: WeightsFacts) 
         pretranspose_linear=False,
         prefill_step_tokens=256,
         prefill_chunk_tokens=128,
-        mixed_prefill_tokens=12,
+        mixed_prefill_tokens=8,
     )
 
 
