@@ -44,12 +44,12 @@ def activation(name: str, *, composed: bool) -> Callable[[mx.array], mx.array]:
 
 def gated(name: str, *, composed: bool) -> Callable[[mx.array, mx.array], mx.array]:
     """The function of gate and up: activation of the gate, times up."""
-    if name == "silu":
-        whole = partial(swiglu, composed=composed)
-    else:
-        activated = activation(name, composed=composed)
-
-        def whole(gate: mx.array, up: mx.array) -> mx.array:
-            return activated(gate) * up
-
+    whole = _gate(name, composed=composed)
     return in_halves(whole) if composed else whole
+
+
+def _gate(name: str, *, composed: bool) -> Callable[[mx.array, mx.array], mx.array]:
+    if name == "silu":
+        return partial(swiglu, composed=composed)
+    activated = activation(name, composed=composed)
+    return lambda gate, up: activated(gate) * up
