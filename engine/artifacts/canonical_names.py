@@ -39,7 +39,7 @@ def canonical_name(family: Family, stored: str, *, nested: bool) -> str | None:
 
     `nested`: the configuration states the text model in a `text_config`, whatever its family.
     """
-    if stored.startswith(family.dropped):
+    if stored.startswith(family.dropped) and not stored.endswith(family.kept):
         return None
     if not (nested or family.multimodal):
         return stored

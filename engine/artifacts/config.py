@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from engine.artifacts.layer_variety import LayerVariety
 from engine.artifacts.mixtures import Mixture
 from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
-from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, RecurrentGeometry
+from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, Method, RecurrentGeometry
 from engine.contracts.options import OptionDefaults
 from engine.contracts.rope import RopeConfig, RopeKind
 
@@ -27,6 +27,7 @@ __all__ = [
     "FULL_ATTENTION",
     "MOST_LAYERS",
     "SLIDING_ATTENTION",
+    "Denoising",
     "ModelConfig",
     "QuantizationConfig",
     "QuantizationScheme",
@@ -54,6 +55,18 @@ class Scaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Denoising:
+    """What a denoising model has besides: the tokens that it settles at once, and the id that stands for an image.
+
+    Where no image is given, an encoder reads `pad_token_id` in the place of `image_token_id`.
+    """
+
+    canvas_length: int
+    image_token_id: int
+    pad_token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """What a graph needs to be built, and what the text layer needs to know about its model.
 
@@ -63,7 +76,7 @@ class ModelConfig:
     weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`. `mixture` describes the
     experts of a model that has some, `recurrent` the state of layers that attend linearly. `gains_less_one`: the norms'
     gains are stored so. `variety` is of models whose layers differ in more than their kind; `kv_heads` and `head_dim`
-    are then those of sliding layers.
+    are then those of sliding layers. `denoising` is of models that settle many tokens at once.
     """
 
     model_type: str
@@ -93,6 +106,12 @@ class ModelConfig:
     recurrent: RecurrentGeometry | None = None
     gains_less_one: bool = False
     variety: LayerVariety | None = None
+    denoising: Denoising | None = None
+
+    @property
+    def method(self) -> Method:
+        """How the model generates."""
+        return "autoregressive" if self.denoising is None else "denoising"
 
     @property
     def score_scale(self) -> float:
@@ -118,6 +137,10 @@ class ModelConfig:
     def has_experts(self, layer: int) -> bool:
         """Whether `layer` sends tokens through experts."""
         return self.mixture is not None and layer in self.mixture.layers
+
+    def slides(self, layer: int) -> bool:
+        """Whether tokens in `layer` see a window alone."""
+        return self.layer_types[layer] == SLIDING_ATTENTION
 
     def kv_heads_of(self, layer: int) -> int:
         """Key/value heads of `layer`."""

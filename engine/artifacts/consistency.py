@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.artifacts.tensor_header import TensorHeader
 
 HEAD_WEIGHT: Final = "lm_head.weight"
-_ALWAYS_DROPPED: Final = (re.compile(r".*\.rotary_emb\.inv_freq"),)
+_ALWAYS_DROPPED: Final = (re.compile(r".*\.rotary_emb\..*"),)
 _DROPPED_WHEN_TIED: Final = (re.compile(r"lm_head\..*"),)
 _WORD_BITS: Final = 32
 _MOST_LISTED: Final = 12

@@ -209,6 +209,16 @@ QWEN3_5: Final = Family(
     dropped=("mtp.", "language_model.mtp.", "model.language_model.mtp."),
 )
 # The text half; vision and audio towers beside it are not served.
+GEMMA4_MIXTURE: Final = MixtureRecord(
+    module="",
+    router="router.proj",
+    stacked="experts.switch_glu",
+    weighing="scores",
+    switch="enable_moe_block",
+    chosen="top_k_experts",
+    normalises=False,
+    beside=True,
+)
 GEMMA4: Final = Family(
     name="gemma4",
     defaults={
@@ -239,18 +249,68 @@ GEMMA4: Final = Family(
     mlp_bias=False,
     sliding="pattern",
     embedding_scale="root",
-    mixture=MixtureRecord(
-        module="",
-        router="router.proj",
-        stacked="experts.switch_glu",
-        weighing="scores",
-        switch="enable_moe_block",
-        chosen="top_k_experts",
-        normalises=False,
-        beside=True,
-    ),
+    mixture=GEMMA4_MIXTURE,
     varied=True,
     multimodal=True,
+)
+
+# Encoder and decoder are one model but for a number in each layer; a vision tower beside it is not served. Its files
+# may state nothing but token ids, the canvas and the quantization. Numeric reference: `mlx_vlm.models.diffusion_gemma`.
+DIFFUSION_GEMMA: Final = replace(
+    GEMMA4,
+    name="diffusion_gemma",
+    method="denoising",
+    root="model.decoder",
+    defaults={
+        "vocab_size": 262144,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "max_position_embeddings": 262144,
+        "query_pre_attn_scalar": 1.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 1024,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "image_token_id": 258880,
+        "canvas_length": 256,
+        "rope_parameters": GEMMA4.defaults["rope_parameters"],
+    },
+    activation_names=("gelu_pytorch_tanh",),
+    attention_bias="attention_bias",
+    output_bias="attention_bias",
+    sliding="all_but_sixth_and_last",
+    mixture=replace(GEMMA4_MIXTURE, stacked="experts", switch="", scales_apart=True),
+    multimodal=False,
+    dropped=("model.encoder.",),
+    kept=(".layer_scalar",),
+    served={
+        "attention_k_eq_v": (True,),
+        "attn_logit_softcapping": (),
+        "decoder_sparse_step": (1,),
+        "embedding_multiplier": (),
+        "enable_moe_block": (True,),
+        "hidden_size_per_layer_input": (0,),
+        "logits_scaling": (1,),
+        "mlp_only_layers": ([],),
+        "no_rope_layer_interval": (),
+        "no_rope_layers": (),
+        "num_kv_shared_layers": (0,),
+        "query_pre_attn_scalar": (1,),
+        "residual_multiplier": (1,),
+        "tie_word_embeddings": (True,),
+    },
 )
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -272,6 +332,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         QWEN3_MOE,
         QWEN3_5,
         GEMMA4,
+        DIFFUSION_GEMMA,
     )
 }
 # What configuration files call a family beside its own name.
@@ -281,6 +342,7 @@ ALIASES: Final[Mapping[str, Family]] = {
     "xverse": LLAMA,
     "gemma3_text": GEMMA3,
     "gemma4_text": GEMMA4,
+    "diffusion_gemma_text": DIFFUSION_GEMMA,
     "qwen3_5_text": QWEN3_5,
     "qwen3_5_moe": QWEN3_5,
     "qwen3_5_moe_text": QWEN3_5,

@@ -13,11 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.artifacts.mixtures import MixtureRecord
+    from engine.contracts.graph import Method
 
 Norm = Literal["rms", "rms_plus_one", "rms_as_stored", "layer"]
 HeadNorm = Literal["none", "each", "all"]
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-Sliding = Literal["stated", "throughout", "in_use", "alternating", "pattern", "upper_layers", "unrotated"]
+Sliding = Literal[
+    "stated",
+    "throughout",
+    "in_use",
+    "alternating",
+    "pattern",
+    "upper_layers",
+    "unrotated",
+    "all_but_sixth_and_last",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +49,8 @@ class Family:
 
     Attributes:
         name: the family's own name, that of `ModelConfig.model_type`.
+        method: how its models generate.
+        root: the module that holds the layers, the token table and the last norm.
         defaults: fields that its configuration files may leave out.
         norm: the kind of all norms; "rms_plus_one" stores gains less one, and "rms_as_stored" does so in original files
             alone: MLX adds the one when it converts them.
@@ -59,6 +71,7 @@ class Family:
         clips_sums: whether sums in float16 are kept within its range, which this family's activations leave.
         multimodal: whether its checkpoints may be the text half of multimodal ones, towers beside it.
         dropped: beginnings of names of other stored tensors that are not served.
+        kept: endings of names that are served all the same.
         mixture: how layers hold experts, where they do.
         recurrent: whether layers may attend linearly, by the gated delta rule.
         varied: whether layers may differ in more than their kind: sizes, shared keys and values, inputs of their own;
@@ -68,6 +81,8 @@ class Family:
     """
 
     name: str
+    method: Method = "autoregressive"
+    root: str = "model"
     defaults: Mapping[str, object] = field(default_factory=dict)
     norm: Norm = "rms"
     norms: BlockNorms = BlockNorms()
@@ -87,6 +102,7 @@ class Family:
     clips_sums: bool = False
     multimodal: bool = False
     dropped: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None
     recurrent: bool = False
     served: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -30,9 +30,9 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
     """
     family = FAMILIES[config.model_type]
     table = (config.vocab_size, config.hidden_size)
-    shapes: Shapes = {"model.embed_tokens.weight": table}
+    shapes: Shapes = {f"{family.root}.embed_tokens.weight": table}
     for layer in range(config.layers):
-        part = f"model.layers.{layer}"
+        part = f"{family.root}.layers.{layer}"
         shapes |= _norms(config, family, part)
         if config.recurrent is not None and config.layer_types[layer] == LINEAR_ATTENTION:
             shapes |= _recurrent(config, config.recurrent, f"{part}.linear_attn")
@@ -47,12 +47,21 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
             shapes |= _feed_forward(config, family, f"{part}.mlp", layer)
         if family.varied:
             shapes[f"{part}.layer_scalar"] = (1,)
+        if config.denoising is not None:
+            shapes[encoder_scalar(layer)] = (1,)
     if config.variety is not None and config.variety.input_width:
         shapes |= _layer_inputs(config, family, config.variety.input_width, config.variety.input_vocab_size)
-    shapes |= _norm(family, "model.norm", config.hidden_size)
+    if config.denoising is not None:
+        shapes |= _self_conditioning(config, family, f"{family.root}.self_conditioning")
+    shapes |= _norm(family, f"{family.root}.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table
     return shapes
+
+
+def encoder_scalar(layer: int) -> str:
+    """The name of the factor on a layer's result while a denoising model reads; all else serves both passes."""
+    return f"model.encoder.language_model.layers.{layer}.layer_scalar"
 
 
 def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
@@ -121,6 +130,15 @@ def _layer_inputs(config: ModelConfig, family: Family, width: int, vocab_size: i
         }
         shapes |= _norm(family, f"{module}.post_per_layer_input_norm", hidden)
     return shapes
+
+
+def _self_conditioning(config: ModelConfig, family: Family, module: str) -> Shapes:
+    """What a denoising step makes of the one before it."""
+    return _norm(family, f"{module}.pre_norm", config.hidden_size) | {
+        f"{module}.gate_proj.weight": (config.intermediate_size, config.hidden_size),
+        f"{module}.up_proj.weight": (config.intermediate_size, config.hidden_size),
+        f"{module}.down_proj.weight": (config.hidden_size, config.intermediate_size),
+    }
 
 
 def _recurrent(config: ModelConfig, sizes: RecurrentGeometry, module: str) -> Shapes:

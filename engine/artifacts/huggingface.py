@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.canonical_names import canonical_name
 from engine.artifacts.config import FULL_ATTENTION, MOST_LAYERS, ModelConfig, union_of_ids
+from engine.artifacts.denoising_fields import parse_denoising
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.generation_files import (
@@ -136,6 +137,7 @@ def model_config(
         mixture=mixture,
         recurrent=parse_recurrent(fields, kinds),
         variety=variety,
+        denoising=parse_denoising(top, fields, mixture) if family.method == "denoising" else None,
         gains_less_one=family.norm == "rms_plus_one" or (family.norm == "rms_as_stored" and is_original),
     )
     for file, ids in (

@@ -84,6 +84,10 @@ def _pattern(fields: Fields, layer: int) -> bool:
     return (layer + 1) % fields.count(name, 6) != 0
 
 
+def _all_but_sixth_and_last(fields: Fields, layer: int) -> bool:
+    return (layer + 1) % 6 != 0 and layer + 1 < fields.count("num_hidden_layers")
+
+
 def _upper_layers(fields: Fields, layer: int) -> bool:
     """Qwen: from `max_window_layers` on, if a window is in use at all."""
     return _uses_window(fields) and layer >= fields.number("max_window_layers", 28)
@@ -106,4 +110,5 @@ _SLIDES: Final[Mapping[Sliding, Callable[[Fields, int], bool]]] = {
     "pattern": _pattern,
     "upper_layers": _upper_layers,
     "unrotated": _unrotated,
+    "all_but_sixth_and_last": _all_but_sixth_and_last,
 }

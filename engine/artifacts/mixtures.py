@@ -35,6 +35,8 @@ class MixtureRecord:
         weighing: a softmax over all experts before the choice, or over the chosen ones after it.
         beside: whether a dense feed-forward runs beside the experts, each between norms of its own, and the router
             scales its input and the chosen ones' weights.
+        scales_apart: whether such a router's scale is a product of its own and not a part of its norm, and the largest
+            scores are found from the other end: that decides last bits alone.
         switch: the field that must be true for a model to have experts; "" where their number says so.
         count: the field that counts experts.
         chosen: the field that counts those that a token uses.
@@ -51,6 +53,7 @@ class MixtureRecord:
     stacked: str = "switch_mlp"
     weighing: Weighing = "shares"
     beside: bool = False
+    scales_apart: bool = False
     switch: str = ""
     count: str = "num_experts"
     chosen: str = "num_experts_per_tok"
@@ -86,9 +89,9 @@ class ExpertTensors:
     down: tuple[str, ...]
     form: Literal["single", "stacked", "fused"]
 
-    def is_begun(self, stored: Container[str]) -> bool:
-        """Whether any of these tensors is `stored`; those that are not are then missing."""
-        return any(name in stored for stack in (*self.gate_up, self.down) for name in stack)
+    def has_gate_or_up(self, stored: Container[str]) -> bool:
+        """Whether any tensor of a gate or an up is `stored`; those that are not are then missing."""
+        return any(name in stored for stack in self.gate_up for name in stack)
 
 
 def parse_mixture(fields: Fields, record: MixtureRecord, *, layers: int) -> Mixture | None:
@@ -121,20 +124,24 @@ def module_of(record: MixtureRecord, layer: str) -> str:
 
 def expert_tensors(record: MixtureRecord, module: str, experts: int, stored: Container[str]) -> ExpertTensors:
     """The names of the experts' tensors in `module` of a layer, in the form in which they are `stored`."""
-    fused = ExpertTensors(((f"{module}.experts.gate_up_proj",),), (f"{module}.experts.down_proj",), "fused")
-    if fused.is_begun(stored):
-        return fused
-    whole = f"{module}.{record.stacked}"
-    stacked = ExpertTensors(
-        ((f"{whole}.gate_proj.weight",), (f"{whole}.up_proj.weight",)), (f"{whole}.down_proj.weight",), "stacked"
-    )
-    if stacked.is_begun(stored):
-        return stacked
+    together, whole = f"{module}.experts", f"{module}.{record.stacked}"
     gate, up, down = (
-        tuple(f"{module}.experts.{expert}.{name}.weight" for expert in range(experts))
+        tuple(f"{together}.{expert}.{name}.weight" for expert in range(experts))
         for name in (record.gate, record.up, record.down)
     )
-    return ExpertTensors((gate, up), down, "single")
+    forms = (
+        *(
+            ExpertTensors(((f"{together}.gate_up_proj{ending}",),), (f"{together}.down_proj{ending}",), "fused")
+            for ending in ("", ".weight")
+        ),
+        ExpertTensors(
+            ((f"{whole}.gate_proj.weight",), (f"{whole}.up_proj.weight",)), (f"{whole}.down_proj.weight",), "stacked"
+        ),
+    )
+    single = ExpertTensors((gate, up), down, "single")
+    # Two forms may call the way back alike, so that gate and up decide where any of them is stored.
+    decided = next((form for form in (*forms, single) if form.has_gate_or_up(stored)), None)
+    return decided or next((form for form in forms if form.down[0] in stored), single)
 
 
 def _sparse_layers(fields: Fields, layers: int) -> frozenset[int]:

@@ -23,5 +23,14 @@ DECODER: Final = GraphDeclaration(
 )
 """Our decoder graph: nothing that no request can ask of it yet."""
 
+DENOISER: Final = GraphDeclaration(
+    method="denoising",
+    packed_segments=False,
+    adapters=AdapterCapability(batched=False, mountable=True),
+    kv=KvCapability(dense_reads=True),
+    speculation=_NO_SPECULATION,
+)
+"""Our denoising graph: one row at a time, over keys and values in plain form; no media."""
+
 FOREIGN: Final = GraphDeclaration(packed_segments=False, adapters=_NO_ADAPTERS, speculation=_NO_SPECULATION)
 """A graph of mlx-lm: one row at a time, and nothing that reaches into the graph."""

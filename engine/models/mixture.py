@@ -16,6 +16,8 @@ from engine.ops.activations import gated
 from engine.ops.experts import GatedExperts, Routing, route_by_scores, route_by_shares
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
@@ -90,16 +92,29 @@ class ParallelFeedForward:
             read_norm(reader, config, family, f"{layer}.{name}") for name in BESIDE_NORMS
         )
         self._router = reader.linear(f"{layer}.{record.router}")
-        self._router_norm = RmsNorm(reader.vector(f"{layer}.router.scale") * config.hidden_size**-0.5, config.norm_eps)
+        self._scaled = _router_norm(config, reader.vector(f"{layer}.router.scale"), apart=record.scales_apart)
+        self._from_the_end = record.scales_apart
         self._expert_scales = reader.vector(f"{layer}.router.per_expert_scale")
         self._experts = read_experts(mixture, record, family, reader, composition, module=module_of(record, layer))
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return [1, T, hidden] of `x` [1, T, hidden]."""
         dense = self._after_dense(self._dense(self._before_dense(x)))
-        chosen = route_by_scores(self._router(self._router_norm(x)).squeeze(0), self._chosen)
+        scores = self._router(self._scaled(x)).squeeze(0)
+        chosen = route_by_scores(scores, self._chosen, from_the_end=self._from_the_end)
         routing = Routing(chosen.experts, chosen.weights * self._expert_scales[chosen.experts])
         return dense + self._after_experts(self._experts(self._before_experts(x).squeeze(0), routing)[None])
+
+
+def _router_norm(config: ModelConfig, scale: mx.array, *, apart: bool) -> Callable[[mx.array], mx.array]:
+    """The norm before a router, with `scale` and the size's root as its gain or, `apart`, as products of their own.
+
+    They round differently in 16 bits.
+    """
+    root = config.hidden_size**-0.5
+    if not apart:
+        return RmsNorm(scale * root, config.norm_eps)
+    return lambda x: mx.fast.rms_norm(x, None, config.norm_eps) * scale * root
 
 
 class SharedExpert:

@@ -57,6 +57,26 @@ class Step:
         return self.layer_inputs[:, :, layer]
 
 
+class Attending(Protocol):
+    """How the tokens of a step see each other, and what came before them."""
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, *, layer: int, kept: bool = False
+    ) -> mx.array:
+        """Attend in `layer`. See `engine.ops.attention.PackedAttention`."""
+
+
+class AttendingStep(Protocol):
+    """All that layers of attention need of a step."""
+
+    @property
+    def attention(self) -> Attending:
+        """The attention of the step."""
+
+    def rotation(self, rope: Rope) -> Rotation:
+        """How `rope` rotates the step's tokens."""
+
+
 class Layer(Protocol):
     """One layer of a graph."""
 

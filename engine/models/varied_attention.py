@@ -14,7 +14,7 @@ from engine.models.parts import read_norm
 if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
-    from engine.models.parts import Step
+    from engine.models.parts import AttendingStep, Step
     from engine.models.reading import WeightReader
     from engine.ops.rope import Rope
 
@@ -39,7 +39,7 @@ class VariedAttention:
         self._key_norm = read_norm(reader, config, family, f"{module}.k_norm")
         self._output = reader.projection(f"{module}.o_proj")
 
-    def __call__(self, x: mx.array, step: Step) -> mx.array:
+    def __call__(self, x: mx.array, step: AttendingStep) -> mx.array:
         """Attend with the step's tokens `x` [1, T, hidden]; appends their keys and values."""
         joined = self._query_key_value(x)
         joined = joined.reshape(x.shape[1], -1, 1, self._head_dim)

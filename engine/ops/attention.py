@@ -72,6 +72,28 @@ def _capped_attention(
     return (mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]).reshape(queries.shape)
 
 
+def open_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, composed: bool = False
+) -> mx.array:
+    """Attend to every key.
+
+    Args:
+        queries: [1, H, L, D].
+        keys: [1, Hkv, N, D].
+        values: [1, Hkv, N, D].
+        scale: factor on the scores.
+        composed: avoid the library's exponential.
+
+    Returns:
+        [1, H, L, D].
+
+    Source: Vaswani et al. 2017, section 3.2.1.
+    """
+    if composed:
+        return attention_of_powers(queries, keys, values, scale=scale, visible=None)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
+
+
 def visible_keys(length: int, held: int, window: int = 0) -> mx.array:
     """What is added to the scores of the newest `length` of `held` positions: [L, N], 0 where a key is seen, else -inf.
 

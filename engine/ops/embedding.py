@@ -28,14 +28,19 @@ class Embedding:
         table = self._table
         if isinstance(table, DenseWeight):
             return table.weight[tokens]
-        return mx.dequantize(
+        return _unpacked(
+            table,
             table.weight[tokens],
             table.scales[tokens],
             None if table.biases is None else table.biases[tokens],
-            group_size=table.group_size,
-            bits=table.bits,
-            mode=table.mode,
         )
+
+    def dense(self) -> mx.array:
+        """All rows [V, H]: those of a dense table themselves, those of a quantized one unpacked anew."""
+        table = self._table
+        if isinstance(table, DenseWeight):
+            return table.weight
+        return _unpacked(table, table.weight, table.scales, table.biases)
 
     def as_head(self, *, pretranspose: bool) -> DenseLinear | QuantizedLinear:
         """The table as a product [.., H] → [.., V]; `pretranspose` makes a second, transposed copy."""
@@ -43,3 +48,8 @@ class Embedding:
         if isinstance(table, QuantizedWeight):
             return QuantizedLinear(table)
         return DenseLinear(table.weight, transposed=pretranspose)
+
+
+def _unpacked(table: QuantizedWeight, weight: mx.array, scales: mx.array, biases: mx.array | None) -> mx.array:
+    """The values of rows that are stored as those of `table`."""
+    return mx.dequantize(weight, scales, biases, group_size=table.group_size, bits=table.bits, mode=table.mode)

@@ -45,10 +45,16 @@ def route_by_shares(scores: mx.array, count: int, *, normalised: bool) -> Routin
     return Routing(experts, weights / mx.sum(weights, axis=-1, keepdims=True) if normalised else weights)
 
 
-def route_by_scores(scores: mx.array, count: int) -> Routing:
-    """The `count` largest of `scores` [T, E], weighted by a softmax over those alone."""
-    # The other way round than above, as mlx-lm has it: the order of a sum decides its last bit.
-    experts = mx.argpartition(-scores, kth=count - 1, axis=-1)[..., :count]
+def route_by_scores(scores: mx.array, count: int, *, from_the_end: bool = False) -> Routing:
+    """The `count` largest of `scores` [T, E], weighted by a softmax over those alone.
+
+    `from_the_end` looks for them as `route_by_shares` does: the order of a sum decides its last bit, and mlx-lm and
+    mlx-vlm have it each in its own way.
+    """
+    if from_the_end:
+        experts = mx.argpartition(scores, kth=-count, axis=-1)[..., -count:]
+    else:
+        experts = mx.argpartition(-scores, kth=count - 1, axis=-1)[..., :count]
     return Routing(experts, mx.softmax(mx.take_along_axis(scores, experts, axis=-1), axis=-1, precise=True))
 
 

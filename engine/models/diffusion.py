@@ -1,0 +1,258 @@
+"""A denoising model: an encoder that reads what is settled, and a decoder that proposes a whole canvas at once.
+
+Both are the same layers; only a factor on each layer's result, and what tokens see, tell them apart. One row at a time:
+activations are [1, L, hidden]. Nothing is evaluated here. Numeric reference: `mlx_vlm.models.diffusion_gemma`;
+source: reference, denoising §2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from engine.artifacts.families import FAMILIES
+from engine.artifacts.family_shapes import encoder_scalar
+from engine.contracts.errors import GraphContractError
+from engine.contracts.graph import PackedSegment
+from engine.models import declarations
+from engine.models.diffusion_state import CanvasStep, EncoderState, ReadingStep
+from engine.models.mixture import ParallelFeedForward
+from engine.models.parts import GatedFeedForward, read_norm
+from engine.models.varied_attention import VariedAttention
+from engine.ops.exponential import soft_cap
+from engine.ops.rope import Rope
+
+if TYPE_CHECKING:
+    from engine.artifacts.config import Denoising, ModelConfig
+    from engine.artifacts.family import Family
+    from engine.artifacts.mixtures import Mixture, MixtureRecord
+    from engine.contracts.composition import Composition
+    from engine.contracts.graph import GraphDeclaration, GraphGeometry
+    from engine.contracts.option_groups import AdapterSelection
+    from engine.contracts.rope import RopeConfig
+    from engine.models.reading import WeightReader
+    from engine.ops.adapted import AdapterSites
+
+
+class DiffusionLayer:
+    """x + after(attention(before x)), the same around two feed-forwards side by side, and a factor on the result."""
+
+    __slots__ = ("_after", "_after_attention", "_attention", "_before_attention", "_feed_forward", "_scalars")
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        family: Family,
+        mixture: tuple[Mixture, MixtureRecord],
+        reader: WeightReader,
+        composition: Composition,
+        *,
+        layer: int,
+        rope: Rope,
+    ) -> None:
+        """Take the weights of `layer` from `reader`."""
+        module = f"{family.root}.layers.{layer}"
+        self._attention = VariedAttention(config, family, reader, module=f"{module}.self_attn", layer=layer, rope=rope)
+        self._feed_forward = ParallelFeedForward(*mixture, config, family, reader, composition, layer=module)
+        self._before_attention, self._after_attention, self._after = (
+            read_norm(reader, config, family, f"{module}.{name}")
+            for name in (family.norms.before_mixer, family.norms.after_mixer, family.norms.after_feed_forward)
+        )
+        self._scalars = reader.vector(f"{module}.layer_scalar"), reader.vector(encoder_scalar(layer))
+
+    def __call__(self, x: mx.array, step: ReadingStep | CanvasStep) -> mx.array:
+        """The step's tokens `x` [1, L, hidden] after this layer."""
+        x = x + self._after_attention(self._attention(self._before_attention(x), step))
+        x = x + self._after(self._feed_forward(x))
+        return x * self._scalars[step.encodes]
+
+
+class SelfConditioning:
+    """What a canvas becomes when the step before it is taken into account: norm(x + feed_forward(norm(signal)))."""
+
+    __slots__ = ("_feed_forward", "_norm_eps", "_pre_norm")
+
+    def __init__(self, config: ModelConfig, family: Family, reader: WeightReader, composition: Composition) -> None:
+        """Take its weights from `reader`."""
+        module = f"{family.root}.self_conditioning"
+        self._pre_norm = read_norm(reader, config, family, f"{module}.pre_norm")
+        self._feed_forward = GatedFeedForward(reader, family, module, composed=composition.composes_exponentials)
+        self._norm_eps = config.norm_eps
+
+    def __call__(self, x: mx.array, signal: mx.array | None) -> mx.array:
+        """Condition `x` [1, L, hidden] on `signal`, soft embeddings of the same shape; None means zeros."""
+        signal = mx.zeros_like(x) if signal is None else signal.astype(x.dtype)
+        return mx.fast.rms_norm(x + self._feed_forward(self._pre_norm(signal)), None, self._norm_eps)
+
+
+class DiffusionGraph:
+    """A resident denoising model."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader, composition: Composition) -> None:
+        """Take every weight of `config` from `reader`; raises the reader's errors."""
+        family = FAMILIES[config.model_type]
+        self._config = config
+        self._denoising, mixture = _required(config, family)
+        self._composition = composition
+        self._geometry = config.geometry()
+        self._table = reader.embedding(f"{family.root}.embed_tokens")
+        self._layers = _read_layers(config, family, mixture, reader, composition)
+        self._norm = read_norm(reader, config, family, f"{family.root}.norm")
+        self._adapters = reader.adapter_sites
+        reader.adapter_sites = None  # no adapter changes how a step is conditioned on the one before
+        self._self_conditioning = SelfConditioning(config, family, reader, composition)
+        self._head = reader.tied_head(self._table)
+        self._weights_bytes = reader.resident_bytes
+
+    @property
+    def model_type(self) -> str:
+        """The family's name."""
+        return self._config.model_type
+
+    @property
+    def graph_capabilities(self) -> GraphDeclaration:
+        """What the graph promises."""
+        return declarations.DENOISER
+
+    @property
+    def geometry(self) -> GraphGeometry:
+        """The sizes that policies read."""
+        return self._geometry
+
+    @property
+    def composition(self) -> Composition:
+        """Facts resolved before the graph was built."""
+        return self._composition
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion."""
+        return self._config.eos_token_ids
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes that the resident weights hold, those of mounted adapters included."""
+        return self._weights_bytes + (0 if self._adapters is None else self._adapters.nbytes)
+
+    @property
+    def adapters(self) -> AdapterSites | None:
+        """Where adapters attach; None when the composition leaves them out."""
+        return self._adapters
+
+    @property
+    def experts(self) -> None:
+        """No accounts: all experts are resident, and nothing is decided by their use."""
+        return None
+
+    @property
+    def canvas_length(self) -> int:
+        """Tokens that the model settles at once."""
+        return self._denoising.canvas_length
+
+    @property
+    def embed_scale(self) -> float:
+        """The factor on embeddings: the root of their size."""
+        return self._config.scaling.embeddings
+
+    def prefill(self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = ()) -> EncoderState:
+        """A new row's state, in which the prompt `tokens` [1, N] of whole numbers have been read.
+
+        `adapters` are mounted ones, and stay with the row.
+        """
+        config = self._config
+        windows = [config.sliding_window if config.slides(layer) else 0 for layer in range(config.layers)]
+        state = EncoderState(windows, adapters)
+        self.extend_prefill(tokens, state)
+        return state
+
+    def extend_prefill(self, tokens: mx.array, state: EncoderState) -> None:
+        """Read `tokens` [1, N] after all that `state` holds, at the positions that follow."""
+        length = tokens.shape[1]
+        step = ReadingStep(state, length, scale=self._config.score_scale, composed=self._composes)
+        self._begin(length, state)
+        denoising = self._denoising
+        x = self._embedded(mx.where(tokens == denoising.image_token_id, denoising.pad_token_id, tokens))
+        for layer in self._layers:
+            x = layer(x, step)
+        state.advance(length)
+
+    def decoder_logits(self, canvas: mx.array, state: EncoderState, feedback: mx.array | None) -> mx.array:
+        """What the model proposes for every position of a canvas that follows `state`, which stays as it is.
+
+        Args:
+            canvas: ids [1, L], whatever is known and whatever is noise.
+            state: what the encoder has read.
+            feedback: soft embeddings [1, L, hidden] of the step before, None in the first.
+
+        Returns:
+            Logits [1, L, V] float32, bounded by the model's cap.
+        """
+        length = canvas.shape[1]
+        step = CanvasStep(state, length, scale=self._config.score_scale, composed=self._composes)
+        self._begin(length, state)
+        x = self._self_conditioning(self._embedded(canvas), feedback)
+        for layer in self._layers:
+            x = layer(x, step)
+        logits = self._head(self._norm(x)).astype(mx.float32)
+        cap = self._config.scaling.logit_softcap
+        return soft_cap(logits, cap, composed=self._composes) if cap else logits
+
+    def dequant_embed_weight(self) -> mx.array:
+        """The token table [V, hidden], dense: a dense model's own, a quantized one's unpacked anew."""
+        return self._table.dense()
+
+    def soft_embeddings(self, probabilities: mx.array, table: mx.array) -> mx.array:
+        """The mean embedding of each position.
+
+        Args:
+            probabilities: [1, L, V] float32.
+            table: what `dequant_embed_weight` gave, [V, hidden].
+
+        Returns:
+            [1, L, hidden] in the table's dtype.
+        """
+        return (probabilities.astype(table.dtype) @ table) * self.embed_scale
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._layers.clear()
+        if self._adapters is not None:
+            self._adapters.close()
+        del self._table, self._head, self._self_conditioning
+
+    @property
+    def _composes(self) -> bool:
+        return self._composition.composes_exponentials
+
+    def _embedded(self, tokens: mx.array) -> mx.array:
+        return self._table(tokens) * self.embed_scale
+
+    def _begin(self, length: int, state: EncoderState) -> None:
+        """A pass over `length` tokens follows, with the row's adapters."""
+        if self._adapters is not None:
+            self._adapters.begin([PackedSegment(length, (), state.adapters)])
+
+
+def _read_layers(
+    config: ModelConfig,
+    family: Family,
+    mixture: tuple[Mixture, MixtureRecord],
+    reader: WeightReader,
+    composition: Composition,
+) -> list[DiffusionLayer]:
+    ropes: dict[RopeConfig, Rope] = {}
+    layers = []
+    for layer, rope in enumerate(config.layer_ropes):
+        if rope is None:
+            raise GraphContractError(f"layer {layer} of a {config.model_type} model must rotate")
+        shared = ropes.setdefault(rope, Rope(rope, composed=composition.composes_exponentials))
+        layers.append(DiffusionLayer(config, family, mixture, reader, composition, layer=layer, rope=shared))
+    return layers
+
+
+def _required(config: ModelConfig, family: Family) -> tuple[Denoising, tuple[Mixture, MixtureRecord]]:
+    """What every configuration of a denoising family has."""
+    if config.denoising is None or config.mixture is None or family.mixture is None:
+        raise GraphContractError(f"a {config.model_type} model has no canvas or no experts")
+    return config.denoising, (config.mixture, family.mixture)
