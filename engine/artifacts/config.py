@@ -132,6 +132,7 @@ class ModelConfig:
             sliding_window=self.sliding_window,
             layer_key_values=self._layer_key_values(),
             recurrent=self.recurrent,
+            canvas_length=0 if self.denoising is None else self.denoising.canvas_length,
         )
 
     def has_experts(self, layer: int) -> bool:

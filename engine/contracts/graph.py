@@ -71,6 +71,7 @@ class GraphGeometry:
     without one, and `recurrent` describes the state of layers with linear attention.
     `layer_key_values` holds the values that one token's keys take in each layer, 0 where a layer keeps none of its
     own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values. Layers without any state are the last.
+    `canvas_length` holds the positions that a denoising graph revises together; 0 for other methods.
     """
 
     vocab_size: int
@@ -84,6 +85,7 @@ class GraphGeometry:
     sliding_window: int = 0
     layer_key_values: tuple[int, ...] = ()
     recurrent: RecurrentGeometry | None = None
+    canvas_length: int = 0
 
     @property
     def key_values(self) -> tuple[int, ...]:

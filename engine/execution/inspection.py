@@ -146,7 +146,7 @@ def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
         kind=artifact.kind,
         model_type=config.model_type,
         graph=artifact.graph,
-        declaration=declarations.DECODER if artifact.graph == "native" else declarations.FOREIGN,
+        declaration=declarations.NATIVE[config.method] if artifact.graph == "native" else declarations.FOREIGN,
         geometry=config.geometry(),
         intermediate_size=config.intermediate_size,
         experts=config.mixture.experts if config.mixture else 0,
@@ -223,6 +223,10 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
         notes.append("whether mlx-lm takes its fields and tensors shows only when it is loaded")
         if artifact.config.recurrent is None:
             notes.append("what its rows keep is not known: memory counts keys and values for every layer and token")
+    denoising = artifact.config.denoising
+    if denoising is not None:
+        notes.append(f"denoises canvases of {denoising.canvas_length} tokens, and answers in such blocks")
+        notes.append("reads no images: a vision tower is left out")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")
     if not artifact.config.eos_token_ids:

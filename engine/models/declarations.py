@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from engine.contracts.graph import AdapterCapability, GraphDeclaration, KvCapability, SpeculationCapability
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine.contracts.graph import Method
 
 _NO_ADAPTERS: Final = AdapterCapability(batched=False, mountable=False)
 _NO_SPECULATION: Final = SpeculationCapability(
@@ -31,6 +37,9 @@ DENOISER: Final = GraphDeclaration(
     speculation=_NO_SPECULATION,
 )
 """Our denoising graph: one row at a time, over keys and values in plain form; no media."""
+
+NATIVE: Final[Mapping[Method, GraphDeclaration]] = MappingProxyType({"autoregressive": DECODER, "denoising": DENOISER})
+"""Our graphs by the method that they declare."""
 
 FOREIGN: Final = GraphDeclaration(packed_segments=False, adapters=_NO_ADAPTERS, speculation=_NO_SPECULATION)
 """A graph of mlx-lm: one row at a time, and nothing that reaches into the graph."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.gguf_architectures import ARCHITECTURES
 from engine.artifacts.huggingface import model_config
-from tests.engine.models import test_gguf_families, tiny_families
+from tests.engine.models import test_diffusion, test_gguf_families, tiny_families
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
@@ -52,6 +52,26 @@ refused by name.
 """
 
 
+DENOISING = """
+## Block diffusion
+
+`diffusion_gemma` does not write token by token: its encoder reads what is settled, and its decoder proposes a whole
+canvas of tokens at once, again and again, each time conditioned on the proposal before. It is a record like the others
+and a graph of its own (`engine/models/diffusion.py`). Tiny models with random weights, made by mlx-vlm 0.7.10, are
+proven in these shapes: {cases}. In float32:
+
+* in every pass, over prompts shorter and longer than the window, read whole or in parts, and after a canvas was
+  appended, logits are mlx-vlm's own bits with mlx's own arithmetic, and equal within 1e-5 with the faster one for CPUs;
+* with weights quantized by MLX as mlx-vlm's converter does, packed or unpacked, they equal mlx-vlm's within 1e-5;
+* experts stored one by one, stacked, or with gate and up in one tensor are the same model, to the bit;
+* what a token of a prompt and of a canvas sees in each kind of layer is what masks written out in numpy say.
+
+Its files may state nothing but token ids, `canvas_length` and the quantization. Tensors that are missing, misshapen or
+of no use, and fields that the graph would not follow, are refused by name (`test_diffusion_files.py`,
+`test_denoising_fields.py`). It reads text: images are refused, and a vision tower beside it is left out.
+"""
+
+
 GGUF = """
 ## GGUF
 
@@ -65,7 +85,13 @@ def page() -> str:
     """The whole page."""
     rows = ["| `model_type` | what sets it apart | cases | bits |", "| --- | --- | --- | --- |"]
     rows += [_row(name) for name in tiny_families.FAMILIES]
-    return INTRODUCTION + "\n" + "\n".join(rows) + "\n" + ROTATION + _gguf()
+    denoising = DENOISING.format(cases="; ".join(denoising_cases()))
+    return INTRODUCTION + "\n" + "\n".join(rows) + "\n" + denoising + ROTATION + _gguf()
+
+
+def denoising_cases() -> list[str]:
+    """The shapes of denoising models that are proven."""
+    return list(test_diffusion.SHAPES)
 
 
 def _gguf() -> str:
