@@ -223,9 +223,7 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
         notes.append("whether mlx-lm takes its fields and tensors shows only when it is loaded")
         if artifact.config.recurrent is None:
             notes.append("what its rows keep is not known: memory counts keys and values for every layer and token")
-    denoising = artifact.config.denoising
-    if denoising is not None:
-        notes.append(f"denoises canvases of {denoising.canvas_length} tokens, and answers in such blocks")
+    if artifact.config.denoising is not None:
         notes.append("reads no images: a vision tower is left out")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")

@@ -72,6 +72,8 @@ def _shape(report: ModelReport) -> Iterable[tuple[str, str]]:
     head = "tied to the embeddings" if report.tied_head else "of its own"
     yield "vocabulary", f"{geometry.vocab_size}{f' (output head {head})' if report.graph == 'native' else ''}"
     yield "context", f"{geometry.context_length} tokens"
+    if geometry.canvas_length:
+        yield "canvas", f"{geometry.canvas_length} tokens, denoised together"
 
 
 def _attention(report: ModelReport) -> Iterable[tuple[str, str]]:

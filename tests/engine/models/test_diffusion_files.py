@@ -188,7 +188,7 @@ def test_inspection_explains_the_method_the_canvas_and_every_layer(tmp_path):
     )
     assert report.rotations == ("default", "proportional")
     assert report.geometry.layer_types == ("sliding_attention", "full_attention")
-    assert any("denoises canvases of 16 tokens" in note for note in report.notes)
+    assert report.geometry.canvas_length == 16
     assert any("reads no images" in note for note in report.notes)
     forms = {(form.module, form.form): form.layers for form in report.storage.forms}
     assert forms["decoder.embed_tokens", "affine 8-bit, groups of 32"] == ""
