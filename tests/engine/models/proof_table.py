@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.gguf_architectures import ARCHITECTURES
 from engine.artifacts.huggingface import model_config
-from tests.engine.models import test_diffusion, test_gguf_families, tiny_families
+from tests.engine.models import test_gguf_families, tiny_diffusion, tiny_families
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
@@ -91,7 +91,7 @@ def page() -> str:
 
 def denoising_cases() -> list[str]:
     """The shapes of denoising models that are proven."""
-    return list(test_diffusion.SHAPES)
+    return list(tiny_diffusion.SHAPES)
 
 
 def _gguf() -> str:

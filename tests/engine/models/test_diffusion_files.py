@@ -9,13 +9,16 @@ from engine.artifacts.artifact import open_artifact
 from engine.contracts.errors import ArtifactError, CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.execution.inspection import inspect_model
 from tests.engine.models import tiny_diffusion
+from tests.engine.models.packed import relative_difference
 
 EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)\.weight")
 
 
 def bare(tensors):
     """As the authors store a model: experts' matrices without an ending of their names."""
-    return {name.removesuffix(".weight") if EXPERTS.fullmatch(name) else name: tensor for name, tensor in tensors.items()}
+    return {
+        name.removesuffix(".weight") if EXPERTS.fullmatch(name) else name: tensor for name, tensor in tensors.items()
+    }
 
 
 def stacked(tensors):
@@ -136,11 +139,10 @@ def test_a_bias_that_is_not_announced_is_named_and_one_that_is_must_be_there(tmp
 
 def test_attention_with_biases_gives_mlx_vlms_logits(tmp_path):
     model = tiny_diffusion.build(attention_bias=True)
-    config, tensors = tiny_diffusion.save(tmp_path, model)
-    tiny_diffusion.write(tmp_path, config | {"text_config": config["text_config"] | {"attention_bias": True}}, tensors)
-    graph, oracle = tiny_diffusion.graph(tmp_path, library_arithmetic=True), tiny_diffusion.Oracle(model)
+    tiny_diffusion.save(tmp_path, model)
+    graph, oracle = tiny_diffusion.graph(tmp_path), tiny_diffusion.Oracle(model)
     found = tiny_diffusion.logits(graph, tiny_diffusion.ids(1, 16), tiny_diffusion.read(graph, [5, 6, 7]))
-    assert mx.array_equal(found, oracle.logits(tiny_diffusion.ids(1, 16), oracle.read([5, 6, 7]))).item()
+    assert relative_difference(found, oracle.logits(tiny_diffusion.ids(1, 16), oracle.read([5, 6, 7]))) < 1e-5
 
 
 def quantized(tmp_path):

@@ -2,7 +2,7 @@
 
 from engine.artifacts.families import ALIASES, FAMILIES
 from engine.artifacts.gguf_architectures import ARCHITECTURES
-from tests.engine.models import proof_table, test_diffusion, test_gguf_families, tiny_families
+from tests.engine.models import proof_table, test_gguf_families, tiny_diffusion, tiny_families
 
 
 def test_the_page_is_what_the_tests_cases_give():
@@ -18,7 +18,7 @@ def test_every_denoising_family_is_on_the_page_and_proven():
     denoising = [name for name, family in FAMILIES.items() if family.method == "denoising"]
     assert denoising == ["diffusion_gemma"]
     assert all(f"`{name}`" in proof_table.DENOISING for name in denoising)
-    assert test_diffusion.SHAPES.keys() == set(proof_table.denoising_cases())
+    assert tiny_diffusion.SHAPES.keys() == set(proof_table.denoising_cases())
 
 
 def test_every_family_has_three_cases_at_least():

@@ -36,7 +36,28 @@ TEXT = {
 }
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64, "head_dim": 16, "global_head_dim": 32}
 """Sizes of which each is a whole number of groups, so that every matrix can be quantized."""
+STATED = ("attention_bias", "final_logit_softcapping")
 FOUR_BITS = {"bits": 4, "group_size": 32}
+
+
+SHAPES = {
+    "a sliding and a full layer": {},
+    "one key/value head for all": {"num_key_value_heads": 1},
+    "heads of one size, keys of their own number": {"global_head_dim": 8, "num_global_key_value_heads": 2},
+    "a full layer first, and two that slide": {
+        "num_hidden_layers": 3,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "every expert": {"top_k_experts": 4},
+    "a tight cap": {"final_logit_softcapping": 2.0},
+}
+READ = {
+    "shorter than the window": [5],
+    "longer": [30],
+    "in parts": [3, 12, 2, 9],
+    "one token": [1],
+    "by single tokens": [9, 1, 1, 1],
+}
 
 
 @dataclass(frozen=True)
@@ -68,9 +89,7 @@ def build(*, seed=7, scale=1.0, varied=True, canvas=CANVAS, **changes):
     model = Model(ModelConfig(text_config=TextConfig(**(TEXT | changes)), canvas_length=canvas))
     ones = [(name, array) for name, array in tree_flatten(model.parameters()) if array.ndim == 1]
     if varied:
-        model.load_weights(
-            [(name, mx.random.uniform(0.5, 1.5, array.shape)) for name, array in ones], strict=False
-        )
+        model.load_weights([(name, mx.random.uniform(0.5, 1.5, array.shape)) for name, array in ones], strict=False)
     table = model.model.decoder.embed_tokens
     table.weight = table.weight * scale
     mx.eval(model.parameters())
@@ -98,7 +117,7 @@ def quantize(model, default=None, **overrides):
 def save(folder, model, *, form=lambda tensors: tensors, canvas=CANVAS, **document):
     """Write `model` with the tensors that `form` makes of its own; returns what was written of both."""
     tensors = form(dict(tree_flatten(model.parameters())))
-    text = {name: getattr(model.config.text_config, name) for name in TEXT}
+    text = {name: getattr(model.config.text_config, name) for name in (*TEXT, *STATED)}
     config = {"model_type": "diffusion_gemma", "canvas_length": canvas, "text_config": text} | document
     write(folder, config, tensors)
     return config, tensors
@@ -115,7 +134,9 @@ def graph(folder, *, dequantize=True, pretranspose=False, dtype="float32", **com
     """Load `folder` through the product's own reading."""
     layout = LayoutPolicy(compute_dtype=dtype, dequantize=dequantize, pretranspose_linear=pretranspose)
     artifact = open_artifact(folder)
-    return build_denoising_graph(artifact.config, WeightReader(WeightStore(artifact), layout), Composition(**composition))
+    return build_denoising_graph(
+        artifact.config, WeightReader(WeightStore(artifact), layout), Composition(**composition)
+    )
 
 
 def ids(seed, length):
@@ -140,3 +161,22 @@ def fed_back(found, logits_before):
     """What a step after `logits_before` [L, V] is conditioned on, as the method makes it."""
     shares = mx.softmax(logits_before[None], axis=-1, precise=True)
     return found.soft_embeddings(shares, found.dequant_embed_weight())
+
+
+def passes(oracle, graph, lengths):
+    """Logits of three passes, each conditioned on the one before, by both; then of one after the canvas was read."""
+    parts = [ids(10 + place, length) for place, length in enumerate(lengths)]
+    caches, state = oracle.read(*parts), read(graph, *parts)
+    signal = feedback = None
+    wanted, found = [], []
+    for seed in range(3):
+        canvas = ids(seed, CANVAS)
+        wanted.append(oracle.logits(canvas, caches, signal))
+        found.append(logits(graph, canvas, state, feedback))
+        signal, feedback = oracle.feedback(wanted[-1]), fed_back(graph, wanted[-1])
+    oracle.model.diffusion_update_cache(mx.array([canvas]), cache=caches)
+    graph.extend_prefill(mx.array([canvas]), state)
+    wanted.append(oracle.logits(canvas, caches))
+    found.append(logits(graph, canvas, state))
+    assert state.offset == sum(lengths) + CANVAS
+    return list(zip(wanted, found, strict=True))
