@@ -44,6 +44,7 @@ def decode_generation(request: GenerationMessage, *, caller: str, priority: int 
         model=decode_model(request.model),
         caller=caller,
         priority=priority,
+        draft_blocks=request.delivery.draft_blocks,
     )
 
 

@@ -17,8 +17,8 @@ MAX_DELAY_SECONDS: Final = 60.0
 MIN_HEARTBEAT_SECONDS: Final = 0.01
 MAX_HEARTBEAT_SECONDS: Final = 3600.0
 
-NOT_OFFERED: Final = ("draft_blocks", "durable")
-PACING: Final = ("max_tokens_per_message", "max_delay", "heartbeat_interval")
+NOT_OFFERED: Final = ("durable",)
+STREAMED: Final = ("max_tokens_per_message", "max_delay", "heartbeat_interval", "draft_blocks")
 
 
 def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) -> Delivery:
@@ -32,7 +32,7 @@ def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) 
     for name in NOT_OFFERED:
         if getattr(delivery, name):
             raise UnsupportedOptionError(f"delivery.{name}", "this build does not offer it yet")
-    violations = _range_violations(delivery) if streaming else _pacing_violations(delivery)
+    violations = _range_violations(delivery) if streaming else _streamed_violations(delivery)
     if violations:
         raise InvalidRequestError(violations)
     return Delivery(
@@ -46,11 +46,12 @@ def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) 
     )
 
 
-def _pacing_violations(delivery: delivery_pb2.DeliveryOptions) -> list[FieldViolation]:
+def _streamed_violations(delivery: delivery_pb2.DeliveryOptions) -> list[FieldViolation]:
+    set_fields = {field.name for field, _ in delivery.ListFields()}
     return [
         FieldViolation(f"delivery.{name}", "has no meaning for Complete, which answers once")
-        for name in PACING
-        if delivery.HasField(name)
+        for name in STREAMED
+        if name in set_fields
     ]
 
 

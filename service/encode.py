@@ -14,7 +14,8 @@ from service.encode_graph import encode_descriptor, encode_execution
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress
+    from engine.contracts.denoising import DenoisingPlan
+    from engine.contracts.events import CanvasRevised, GenerationFinished, GenerationStarted, PrefillProgress
     from engine.contracts.hlg import HlgCurve
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import GeneratedToken, GenerateStats, TokenLogprobs
@@ -34,6 +35,13 @@ _PIVOTS: Final = MappingProxyType(
         "top": options_pb2.HLG_PIVOT_TOP,
         "entropy": options_pb2.HLG_PIVOT_ENTROPY,
         "median": options_pb2.HLG_PIVOT_MEDIAN,
+    }
+)
+
+_SAMPLERS: Final = MappingProxyType(
+    {
+        "confidence-threshold": options_pb2.DENOISING_SAMPLER_CONFIDENCE_THRESHOLD,
+        "entropy-bound": options_pb2.DENOISING_SAMPLER_ENTROPY_BOUND,
     }
 )
 
@@ -83,6 +91,7 @@ def encode_options(options: ResolvedOptions) -> options_pb2.GenerateOptions:
         logprobs=options.logprobs,
         top_logprobs=options.top_logprobs,
         adapters=[options_pb2.AdapterSelection(id=one.id, scale=one.scale) for one in options.adapters],
+        denoising=None if options.denoising is None else _denoising(options.denoising),
     )
 
 
@@ -102,6 +111,17 @@ def encode_tokens(tokens: Iterable[GeneratedToken], *, with_bytes: bool) -> list
         )
         for token in tokens
     ]
+
+
+def encode_block(canvas: CanvasRevised, revision: int) -> event_pb2.BlockUpdate:
+    """A canvas; `revision` counts those of its block that were sent before."""
+    return event_pb2.BlockUpdate(
+        block_index=canvas.block_index,
+        revision=revision,
+        step=canvas.step,
+        tokens=canvas.tokens,
+        committed=canvas.committed,
+    )
 
 
 def encode_heartbeat(progress: PrefillProgress) -> event_pb2.Heartbeat:
@@ -134,7 +154,17 @@ def encode_stats(stats: GenerateStats, *, with_cache_tokens: bool = False) -> re
         cache_tokens=stats.cache_tokens if with_cache_tokens else (),
         queue_ms=stats.queue_ms,
         time_to_first_token_ms=stats.time_to_first_token_ms,
+        denoising=None
+        if stats.denoising is None
+        else result_pb2.DenoisingStats(
+            steps=stats.denoising.steps, blocks=stats.denoising.blocks, canvas_tokens=stats.denoising.canvas_tokens
+        ),
     )
+
+
+def _denoising(plan: DenoisingPlan) -> options_pb2.DenoisingOptions:
+    values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    return options_pb2.DenoisingOptions(**{**values, "sampler": _SAMPLERS[plan.sampler]})
 
 
 def _hlg(curve: HlgCurve) -> options_pb2.HlgOptions:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.contracts.events import GenerationStarted, PrefillProgress, TokensGenerated
+from engine.contracts.events import CanvasRevised, GenerationStarted, PrefillProgress, TokensGenerated
 from mlxstream.v1 import generation_pb2
 from service.delivery import ChunkBuffer
-from service.encode import encode_chunk, encode_finished, encode_heartbeat, encode_started
+from service.encode import encode_block, encode_chunk, encode_finished, encode_heartbeat, encode_started
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,6 +36,7 @@ class ResponseStream:
         self._sequence = 0
         self._sent_at = clock()
         self._progress = PrefillProgress(0, 0)
+        self._block_index, self._revisions = 0, 0
         self._buffer = ChunkBuffer(
             max_tokens=delivery.max_tokens_per_message, max_delay_seconds=delivery.max_delay_seconds
         )
@@ -71,6 +72,8 @@ class ResponseStream:
                 await self._send(started=encode_started(event))
             case PrefillProgress():
                 self._progress = event
+            case CanvasRevised():
+                await self._send(block=encode_block(event, self._revision(event.block_index)))
             case TokensGenerated():
                 self._progress = PrefillProgress(self._progress.prompt_tokens, self._progress.prompt_tokens)
                 text = event.text if self._delivery.include_text else ""
@@ -84,6 +87,13 @@ class ResponseStream:
         await self._send_chunks(self._buffer.take(self._clock(), everything=True))
         with_cache_tokens = self._delivery.include_cache_tokens
         await self._send(finished=encode_finished(finished, error, with_cache_tokens=with_cache_tokens))
+
+    def _revision(self, block_index: int) -> int:
+        """How many canvases of the block have been sent; one more is about to be."""
+        if block_index != self._block_index:
+            self._block_index, self._revisions = block_index, 0
+        self._revisions += 1
+        return self._revisions - 1
 
     async def _send_chunks(self, chunks: list[TokensGenerated]) -> None:
         for chunk in chunks:

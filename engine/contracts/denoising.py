@@ -8,7 +8,8 @@ Shapes: N tokens, L canvas positions, V vocabulary, H hidden size. Source: refer
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from engine.contracts.graph import DeclaredGraph
 
@@ -20,10 +21,32 @@ if TYPE_CHECKING:
     from engine.contracts.adapters import AdapterTargets
     from engine.contracts.composition import Composition
     from engine.contracts.graph import ExpertRuntime
+    from engine.contracts.option_groups import AdapterSelection
 
 GRAPH_ABI_DENOISING: Final = "mlx-denoising-v1"
 DEFAULT_STOPPING_IDS: Final = (1, 106)
 """Ids that end a completion of this method whatever else does. Source: reference, denoising-and-models §3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisingPlan:
+    """How one generation is denoised: `DenoisingOptions` after defaults, lengths within the model's canvas.
+
+    A stable block ends early only where both `stability_threshold` and `confidence_threshold` are set.
+    Source: reference, denoising-and-models §1.1 (names, defaults, meaning).
+    """
+
+    max_canvas_length: int
+    min_canvas_length: int
+    full_canvas: bool = False
+    max_denoising_steps: int = 48
+    sampler: Literal["confidence-threshold", "entropy-bound"] = "confidence-threshold"
+    threshold: float = 0.9
+    entropy_bound: float = 0.1
+    t_min: float = 0.4
+    t_max: float = 0.8
+    stability_threshold: int | None = None
+    confidence_threshold: float | None = None
 
 
 class DenoisingState(Protocol):
@@ -79,8 +102,11 @@ class DenoisingGraph(DeclaredGraph, Protocol):
     def embed_scale(self) -> float:
         """Factor on embeddings: the root of the hidden size."""
 
-    def prefill(self, tokens: mx.array) -> DenoisingState:
-        """Encode the first `tokens` [1, N] int32 of a row into a new state."""
+    def prefill(self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = ()) -> DenoisingState:
+        """Encode the first `tokens` [1, N] int32 of a row into a new state.
+
+        `adapters` are mounted ones, applied in this order; they stay with the state, for every pass over it.
+        """
 
     def extend_prefill(self, tokens: mx.array, state: DenoisingState) -> None:
         """Encode `tokens` [1, N] int32 at the positions from `state.offset` on, and append them."""
@@ -92,7 +118,7 @@ class DenoisingGraph(DeclaredGraph, Protocol):
         """
 
     def dequant_embed_weight(self) -> mx.array:
-        """The embedding table [V, H] as plain numbers: that of the weights where they are dense. Rows share it."""
+        """The embedding table [V, H] as plain numbers. Where it is dense, always the same array: the weights' own."""
 
     def soft_embeddings(self, probabilities: mx.array, table: mx.array) -> mx.array:
         """Expected embeddings [1, L, H] in the dtype of `table`, scaled, under `probabilities` [1, L, V] float32."""

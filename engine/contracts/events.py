@@ -1,4 +1,4 @@
-"""The stream of one generation, as the front door hands it out: started → (progress | tokens)* → finished.
+"""The stream of one generation, as the front door hands it out: started → (progress | canvas | tokens)* → finished.
 
 The generation's end is always a `GenerationFinished`; an error inside it says what the status must be.
 """
@@ -22,6 +22,7 @@ class GenerationRequest:
     """One call. `caller` scopes `request_id`; an empty `request_id` is minted. `model` "" means the served one.
 
     A higher `priority` leaves the queue and is prefilled earlier; equals keep their order of arrival.
+    `draft_blocks` asks for the canvases that are still being revised.
     """
 
     prompt: Prompt
@@ -30,6 +31,7 @@ class GenerationRequest:
     model: str = ""
     caller: str = ""
     priority: int = 0
+    draft_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,20 @@ class TokensGenerated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CanvasRevised:
+    """What block `block_index` would become after `step` passes; `committed` when that is its end.
+
+    Its tokens reach past an end token or the budget: only `TokensGenerated` says what was generated. Of one block, a
+    slow reader finds the newest alone.
+    """
+
+    block_index: int
+    step: int
+    tokens: tuple[int, ...]
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationFinished:
     """The end. `error` is None for STOP and LENGTH; `matched_stop` names the stop sequence that was met."""
 
@@ -74,4 +90,4 @@ class GenerationFinished:
     error: EngineError | None = None
 
 
-GenerationEvent = GenerationStarted | PrefillProgress | TokensGenerated | GenerationFinished
+GenerationEvent = GenerationStarted | PrefillProgress | CanvasRevised | TokensGenerated | GenerationFinished

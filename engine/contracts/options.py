@@ -20,6 +20,7 @@ from engine.contracts.ranges import Range, range_violations
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from engine.contracts.denoising import DenoisingPlan
     from engine.contracts.hlg import HlgCurve
     from engine.contracts.option_groups import (
         AdapterSelection,
@@ -209,6 +210,7 @@ class ResolvedOptions:
     logprobs: bool = False
     top_logprobs: int = 0
     adapters: tuple[AdapterSelection, ...] = ()
+    denoising: DenoisingPlan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

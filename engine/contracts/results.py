@@ -70,11 +70,22 @@ class GeneratedToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenoisingStats:
+    """What block diffusion has done: passes over all blocks, blocks finished, and the positions of their canvases."""
+
+    steps: int = 0
+    blocks: int = 0
+    canvas_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateStats:
     """Account of one generation, given on every end.
 
     `generated_tokens` includes a terminating EOS; `prefill_ms` includes the read-back of token zero.
     A rate whose denominator is zero is 0. Source: reference, autoregressive §1.2.
+    With `denoising`, `generated_tokens` counts delivered tokens alone, `decode_ms` runs from admission to the end, and
+    what tells of prefill and cache is empty. Source: reference, denoising-and-models §3.
     """
 
     prompt_tokens: int = 0
@@ -87,6 +98,7 @@ class GenerateStats:
     queue_ms: float = 0.0
     time_to_first_token_ms: float = 0.0
     cache_tokens: tuple[int, ...] = ()
+    denoising: DenoisingStats | None = None
 
 
 def tokens_per_second(tokens: int, milliseconds: float) -> float:

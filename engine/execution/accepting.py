@@ -11,14 +11,19 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import InsufficientMemoryError
+from engine.contracts.errors import InsufficientMemoryError, UnsupportedOptionError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.kv_scheme import converts_at
 from engine.contracts.prompt import ChatPrompt, TextPrompt
 from engine.execution.state_room import charged_workspace_bytes, needed_bytes
 from engine.execution.text_work import refuse_hopeless_prompt
+from engine.generation.denoising_planning import refuse_for_denoising, resolve_denoising_options
+from engine.generation.denoising_row import DenoisingRow
+from engine.generation.memory import unit_tokens
 from engine.generation.planning import (
+    NO_CANVAS,
     check_prompt,
+    refuse_for_autoregression,
     refuse_unavailable,
     resolve_execution,
     resolve_options,
@@ -31,10 +36,11 @@ if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.events import GenerationRequest
     from engine.contracts.execution import ResolvedExecution
-    from engine.contracts.options import ResolvedOptions
+    from engine.contracts.options import GenerateOptions, ResolvedOptions
     from engine.contracts.prefix import PrefixUse
     from engine.contracts.prompt import Prompt
     from engine.execution.resident import Resident
+    from engine.execution.rows import JobRow
     from engine.execution.text_model import TextModel
 
 FRESH_SEED_BITS = 32
@@ -54,14 +60,27 @@ class Acceptance:
     state_bytes: int
     context_tokens: int
     unit_tokens: int
+    draft_blocks: bool
 
-    def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> Row:
+    def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> JobRow:
         """A row for the engine thread."""
+        text = TextAssembler(resident.text.tokenizer, self.options.stop_sequences)
+        if self.options.denoising is not None:
+            return DenoisingRow(
+                prompt=self.prompt_ids,
+                options=self.options,
+                plan=self.options.denoising,
+                signal=signal,
+                text=text,
+                submitted_at=submitted_at,
+                clock=time.perf_counter,
+                draft_blocks=self.draft_blocks,
+            )
         return Row(
             prompt=self.prompt_ids,
             options=self.options,
             signal=signal,
-            text=TextAssembler(resident.text.tokenizer, self.options.stop_sequences),
+            text=text,
             tail_split=resident.info.composition.prefill_tail_split,
             submitted_at=submitted_at,
             clock=time.perf_counter,
@@ -89,24 +108,19 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     Raises:
         EngineError: the first reason to refuse it.
     """
-    refuse_unavailable(request.options)
+    _refuse_what_the_method_lacks(resident, request)
     geometry = resident.info.geometry
     refuse_hopeless_prompt(request.prompt, resident.text.tokenizer, geometry.context_length)
     field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
     check_prompt(prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field)
-    options = resolve_options(
-        request.options,
-        resident.info,
-        resident.prefill_policy,
-        prompt_tokens=len(prompt_ids),
-        fresh_seed=secrets.randbits(FRESH_SEED_BITS),
-        line_break_ids=resident.text.tokenizer.line_break_ids,
-    )
+    options = _resolved(resident, request.options, len(prompt_ids))
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
     chunk_is_exact = request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None
-    unit_tokens = min(len(prompt_ids), options.prefill_chunk_size)
+    widest = min(len(prompt_ids), options.prefill_chunk_size)
     if not chunk_is_exact:
-        unit_tokens = min(unit_tokens, resident.step_tokens)
+        widest = min(widest, resident.step_tokens)
+    widest = unit_tokens(geometry, widest)
+    context_tokens = len(prompt_ids) + options.max_tokens
     generation_id = uuid.uuid4().hex
     prefix = resolve_prefix(request.options, options, resident.info, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
@@ -117,13 +131,42 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         execution=resolve_execution(composition, resident.info.declaration, prompt_cache=prefix is not None),
         prefix=prefix,
         chunk_is_exact=chunk_is_exact,
-        state_bytes=_state_bytes(resident, len(prompt_ids), options, unit_tokens),
-        context_tokens=len(prompt_ids) + options.max_tokens,
-        unit_tokens=unit_tokens,
+        state_bytes=_state_bytes(resident, len(prompt_ids), options, step_tokens=widest, context_tokens=context_tokens),
+        context_tokens=context_tokens,
+        unit_tokens=widest,
+        draft_blocks=request.draft_blocks,
     )
 
 
-def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOptions, unit_tokens: int) -> int:
+def _refuse_what_the_method_lacks(resident: Resident, request: GenerationRequest) -> None:
+    refuse_unavailable(request.options)
+    if resident.info.declaration.method == "denoising":
+        return refuse_for_denoising(request.options)
+    if request.draft_blocks:
+        raise UnsupportedOptionError("delivery.draft_blocks", NO_CANVAS)
+    return refuse_for_autoregression(request.options)
+
+
+def _resolved(resident: Resident, options: GenerateOptions, prompt_tokens: int) -> ResolvedOptions:
+    """What will run, by the rules of the model's method."""
+    fresh_seed = secrets.randbits(FRESH_SEED_BITS)
+    if resident.info.declaration.method == "denoising":
+        return resolve_denoising_options(
+            options, resident.info, resident.prefill_policy, prompt_tokens=prompt_tokens, fresh_seed=fresh_seed
+        )
+    return resolve_options(
+        options,
+        resident.info,
+        resident.prefill_policy,
+        prompt_tokens=prompt_tokens,
+        fresh_seed=fresh_seed,
+        line_break_ids=resident.text.tokenizer.line_break_ids,
+    )
+
+
+def _state_bytes(
+    resident: Resident, prompt_tokens: int, options: ResolvedOptions, *, step_tokens: int, context_tokens: int
+) -> int:
     """What the row will hold at its longest; refused when that and its own steps could never fit."""
     needed = needed_bytes(
         resident.info.geometry,
@@ -132,9 +175,7 @@ def _state_bytes(resident: Resident, prompt_tokens: int, options: ResolvedOption
         max_tokens=options.max_tokens,
         chunk_tokens=options.prefill_chunk_size,
     )
-    alone = needed + charged_workspace_bytes(
-        resident.memory, step_tokens=unit_tokens, context_tokens=prompt_tokens + options.max_tokens
-    )
+    alone = needed + charged_workspace_bytes(resident.memory, step_tokens=step_tokens, context_tokens=context_tokens)
     if alone > resident.state_bytes:
         raise InsufficientMemoryError(needed_bytes=alone, budget_bytes=resident.state_bytes)
     return needed

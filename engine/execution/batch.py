@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.errors import EngineFailedError, GenerationFailedError
 from engine.contracts.events import TokensGenerated
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent
-    from engine.contracts.results import SampledToken
     from engine.execution.delivery import Mailbox
     from engine.execution.job import Pending, Stepper
 
@@ -172,32 +171,27 @@ class Batch:
         alive = set(self._jobs.running)
         told = [
             event
-            for job, token in zip(step.targets, drawn, strict=True)
+            for job, part in zip(step.targets, drawn, strict=True)
             if job in alive
-            for event in self._commit(job, token)
+            for event in self._commit(job, part)
         ]
         return told, None
 
-    def _commit(self, job: Job, token: SampledToken | RowFault | None) -> Told:
-        """Commit one row's token; a fault in its numbers, text or stop rules ends this row alone."""
+    def _commit(self, job: Job, drawn: Any) -> Told:
+        """Let one row receive its part; a fault in its numbers, text or stop rules ends this row alone."""
         row = job.row
-        if isinstance(token, RowFault):
+        if isinstance(drawn, RowFault):
             correlation_id = new_correlation_id()
-            logger.error("a row has no token: %s (correlation id %s)", token.reason, correlation_id)
+            logger.error("a row has no token: %s (correlation id %s)", drawn.reason, correlation_id)
             return self._fail(job, GenerationFailedError(correlation_id))
-        if token is None:
-            progress = row.new_progress()
-            return [] if progress is None else [(job.mailbox, progress)]
         try:
-            shown, text, finished = row.commit(token)
+            events, finished = row.receive(drawn)
         except Exception:
             correlation_id = new_correlation_id()
             logger.exception("a row failed to commit its token (correlation id %s)", correlation_id)
             return self._fail(job, GenerationFailedError(correlation_id))
-        events: list[GenerationEvent] = []
-        if shown is not None or text:
-            events.append(TokensGenerated(() if shown is None else (shown,), text))
-        self._prefixes.confirm(row, self._jobs.room_bytes)
+        if drawn is not None:
+            self._prefixes.confirm(row, self._jobs.room_bytes)
         if finished is not None:
             self._leave(job, keep=True)
         return _events(job, events, finished)

@@ -8,15 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING
 
-from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
+from engine.contracts.events import (
+    CanvasRevised,
+    GenerationFinished,
+    GenerationStarted,
+    PrefillProgress,
+    TokensGenerated,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.contracts.events import GenerationEvent
     from engine.contracts.results import GeneratedToken
+
+
+class _WaitingTokens:
+    """Tokens and text that nobody has read yet."""
+
+    __slots__ = ("_text", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens: list[GeneratedToken] = []
+        self._text: list[str] = []
+
+    def add(self, event: TokensGenerated) -> None:
+        self._tokens.extend(event.tokens)
+        self._text.append(event.text)
+
+    def event(self) -> TokensGenerated:
+        return TokensGenerated(tuple(self._tokens), "".join(self._text))
 
 
 class Mailbox:
@@ -29,8 +53,7 @@ class Mailbox:
         self._done = asyncio.Event()
         self._started: GenerationStarted | None = None
         self._progress: PrefillProgress | None = None
-        self._tokens: list[GeneratedToken] = []
-        self._text: list[str] = []
+        self._output: deque[_WaitingTokens | CanvasRevised] = deque()
         self._finished: GenerationFinished | None = None
 
     def put(self, event: GenerationEvent) -> None:
@@ -39,8 +62,9 @@ class Mailbox:
             return
         match event:
             case TokensGenerated():
-                self._tokens.extend(event.tokens)
-                self._text.append(event.text)
+                self._add(event)
+            case CanvasRevised():
+                self._replace(event)
             case PrefillProgress():
                 self._progress = event
             case GenerationStarted():
@@ -67,15 +91,33 @@ class Mailbox:
             raise RuntimeError("the mailbox was marked done without an end")
         return self._finished
 
+    @property
+    def holds_output(self) -> bool:
+        """Whether tokens or canvases wait to be read."""
+        return bool(self._output)
+
+    def _add(self, event: TokensGenerated) -> None:
+        """Join tokens to those that wait last."""
+        newest = self._output[-1] if self._output else None
+        if not isinstance(newest, _WaitingTokens):
+            newest = _WaitingTokens()
+            self._output.append(newest)
+        newest.add(event)
+
+    def _replace(self, event: CanvasRevised) -> None:
+        """Of one block keep the newest canvas alone: at most two things wait for each block."""
+        if self._output and isinstance(self._output[-1], CanvasRevised):
+            self._output.pop()
+        self._output.append(event)
+
     def _take(self) -> GenerationEvent | None:
         if self._started is not None:
             started, self._started = self._started, None
             return started
-        if self._tokens or self._text:
-            tokens, self._tokens = tuple(self._tokens), []
-            text, self._text = "".join(self._text), []
+        if self._output:
             self._progress = None
-            return TokensGenerated(tokens, text)
+            first = self._output.popleft()
+            return first if isinstance(first, CanvasRevised) else first.event()
         if self._progress is not None:
             progress, self._progress = self._progress, None
             return progress

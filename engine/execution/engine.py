@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
     from engine.execution.resident import EngineSettings
-    from engine.generation.row import Row
+    from engine.execution.rows import JobRow
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Generation:
     """One accepted generation: its events, its abort, its end. Used on the loop, except `abort`."""
 
     def __init__(
-        self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox, row: Row
+        self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox, row: JobRow
     ) -> None:
         """Built by the engine alone."""
         self.generation_id = generation_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,21 +11,20 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.events import GenerationStarted
     from engine.contracts.prefix import PrefixUse
-    from engine.contracts.results import SampledToken
     from engine.execution.delivery import Mailbox
     from engine.execution.prefixes import PrefixKeeper
+    from engine.execution.rows import JobRow
     from engine.execution.scheduler import Limits
-    from engine.generation.row import Row, RowFault
 
 
 class Pending(Protocol):
     """A step that was started and not read yet."""
 
-    def may_follow(self, row: Row) -> bool:
+    def may_follow(self, row: Any) -> bool:
         """Whether `row` may take part in the next step before this one is read."""
 
-    def read(self) -> list[SampledToken | RowFault | None]:
-        """Wait; for each row its sampled token, why it has none, or None while none is due."""
+    def read(self) -> Sequence[Any]:
+        """Wait; for each row what it receives, None while nothing is due, or the `RowFault` that ends it."""
 
 
 class Stepper(Protocol):
@@ -42,7 +41,7 @@ class Stepper(Protocol):
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
 
-    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> Pending:
+    def dispatch(self, rows: Sequence[Any], after: Any) -> Pending:
         """Start a step that advances `rows` by one unit each; those also in `after` must be allowed to follow it."""
 
     def ended(self) -> None:
@@ -68,7 +67,7 @@ class Job:
     `predicted_bytes` and `context_tokens` are of the row at its longest, `unit_tokens` of its widest unit.
     """
 
-    row: Row
+    row: JobRow
     mailbox: Mailbox
     started: GenerationStarted
     caller: str = ""

@@ -17,25 +17,29 @@ from engine.adapters.mounting import mount
 from engine.artifacts.weights import WeightStore
 from engine.contracts.errors import ConfigurationError, CorruptArtifactError
 from engine.contracts.model import ModelInfo
+from engine.contracts.options import OptionDefaults
 from engine.execution.composing import compose, weights_facts
-from engine.execution.prefix_opening import open_prefixes
+from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
+from engine.execution.prefix_opening import no_prefixes, open_prefixes
 from engine.execution.scheduler import Limits, no_workspace
 from engine.execution.state_room import smallest_row_bytes
 from engine.execution.stepper import PackedStepper, exercise
-from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
+from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding, bind_mlx_autoregressive_graph
+from engine.generation.bindings.denoising import MlxDenoisingBinding, bind_denoising_model
 from engine.generation.memory import usable_bytes, workspace_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
-from engine.models.registry import build_graph
+from engine.models.registry import build_denoising_graph, build_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from engine.artifacts.artifact import Artifact
     from engine.contracts.adapters import AdapterInfo
     from engine.contracts.composition import Composition
+    from engine.execution.job import Stepper
     from engine.execution.resident import EngineSettings, ModelFiles
-    from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.ops.adapted import AdapterSites
     from engine.runtime.policy import LayoutPolicy, WeightsFacts
     from engine.runtime.prepare import Runtime
@@ -43,13 +47,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+Binding = MlxAutoregressiveBinding | MlxDenoisingBinding
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """What loading yields: the stepper for the thread, and the facts for everybody."""
 
-    stepper: PackedStepper
+    stepper: Stepper
     info: ModelInfo
-    binding: MlxAutoregressiveBinding
+    binding: Binding
 
 
 def load_model(
@@ -75,7 +82,7 @@ def load_model(
     layout = runtime.layout(facts)
     composition = compose(artifact, runtime.info.device, layout, settings)
     binding, adapters = _bound(files, layout, facts, composition, runtime, before_each)
-    if not exercise(binding):
+    if not _works(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
         name=files.name,
@@ -88,7 +95,7 @@ def load_model(
         runtime=runtime.info,
         eos_token_ids=binding.eos_token_ids,
         bos_token_id=artifact.config.bos_token_id,
-        option_defaults=artifact.config.option_defaults,
+        option_defaults=_option_defaults(binding, files.artifact),
         weights_bytes=binding.weights_bytes,
         parameters=artifact.parameters,
         stored_quantization=artifact.stored_quantization,
@@ -98,9 +105,30 @@ def load_model(
     )
     limits = _limits(binding, layout, runtime, settings)
     _require_room(info, limits, settings)
+    return LoadedModel(stepper=_stepper(settings, binding, info, limits), info=info, binding=binding)
+
+
+def _option_defaults(binding: Binding, artifact: Artifact) -> OptionDefaults:
+    """The defaults that requests get from the model: what its files name for a draw, if its method draws."""
+    return OptionDefaults() if isinstance(binding, MlxDenoisingBinding) else artifact.config.option_defaults
+
+
+def _works(binding: Binding) -> bool:
+    """Try the graph out; whether it gives finite numbers."""
+    return try_denoising(binding) if isinstance(binding, MlxDenoisingBinding) else exercise(binding)
+
+
+def _stepper(settings: EngineSettings, binding: Binding, info: ModelInfo, limits: Limits) -> Stepper:
+    """What drives the method of `binding`.
+
+    Raises:
+        ConfigurationError: prefixes are to be kept of a model that keeps none.
+    """
+    wired = _wired_scope(binding)
+    if isinstance(binding, MlxDenoisingBinding):
+        return DenoisingStepper(binding, wired, limits, no_prefixes(settings))
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
-    stepper = PackedStepper(binding, _wired_scope(binding), limits, prefixes)
-    return LoadedModel(stepper=stepper, info=info, binding=binding)
+    return PackedStepper(binding, wired, limits, prefixes)
 
 
 def _bound(
@@ -110,8 +138,8 @@ def _bound(
     composition: Composition,
     runtime: Runtime,
     before_each: Callable[[], None],
-) -> tuple[MlxAutoregressiveBinding, tuple[AdapterInfo, ...]]:
-    """The graph of `files`, ours or mlx-lm's, with its adapters mounted, bound to the method."""
+) -> tuple[Binding, tuple[AdapterInfo, ...]]:
+    """The graph of `files`, ours or mlx-lm's, with its adapters mounted, bound to its method."""
     artifact = files.artifact
     if artifact.graph == "mlx-lm":
         if files.adapters:
@@ -123,6 +151,9 @@ def _bound(
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
     reader = WeightReader(store, layout, before_each=before_each, unpack_kernel=runtime.unpack_kernel)
     try:
+        if artifact.config.method == "denoising":
+            denoiser = build_denoising_graph(artifact.config, reader, composition)
+            return bind_denoising_model(denoiser), _mounted(files, denoiser.adapters, composition)
         graph = build_graph(artifact.config, reader, composition)
         adapters = _mounted(files, graph.adapters, composition)
         return bind_mlx_autoregressive_graph(graph), adapters
@@ -134,6 +165,8 @@ def _bound(
 def _mounted(files: ModelFiles, sites: AdapterSites | None, composition: Composition) -> tuple[AdapterInfo, ...]:
     """The account of each adapter, now mounted; what cannot be mounted ends the load."""
     if sites is None:
+        if files.adapters:
+            raise ConfigurationError("adapters", "this model takes no adapters")
         return ()
     mounted = []
     for adapter in files.adapters:
@@ -144,9 +177,7 @@ def _mounted(files: ModelFiles, sites: AdapterSites | None, composition: Composi
     return tuple(mounted)
 
 
-def _limits(
-    binding: MlxAutoregressiveBinding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings
-) -> Limits:
+def _limits(binding: Binding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings) -> Limits:
     """What fits beside the weights, asked for once they are resident."""
     step_tokens = settings.prefill_step_tokens or layout.prefill_step_tokens
     stated = settings.state_bytes
@@ -159,6 +190,7 @@ def _limits(
         workspace_bytes=partial(workspace_bytes, binding.geometry, binding.composition)
         if stated is None
         else no_workspace,
+        rows_per_step=1 if binding.declaration.method == "denoising" else None,
     )
 
 
@@ -173,7 +205,7 @@ def _require_room(info: ModelInfo, limits: Limits, settings: EngineSettings) -> 
         )
 
 
-def _wired_scope(binding: MlxAutoregressiveBinding) -> WiredScope:
+def _wired_scope(binding: Binding) -> WiredScope:
     wired = needs_wired_limit(
         weights_bytes=binding.weights_bytes,
         planned_expert_bytes=0 if binding.experts is None else binding.experts.planned_bytes,

@@ -6,13 +6,18 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import ConfigurationError
 from engine.execution.prefixes import PrefixKeeper
 from engine.generation.memory import PREFIX_SHARE
 from engine.state.prefix_disk import PrefixDisk
 from engine.state.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.contracts.cache import Cache
     from engine.contracts.model import ModelInfo
+    from engine.contracts.snapshot import LayerSnapshot
     from engine.execution.resident import EngineSettings
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 
@@ -37,6 +42,22 @@ def open_prefixes(
     geometry = binding.geometry
     states_are_cut = binding.declaration.packed_segments and not geometry.sliding_window and geometry.recurrent is None
     return PrefixKeeper(PrefixStore(capacity_bytes), binding.cache_builder.restore, disk, states_are_cut=states_are_cut)
+
+
+def no_prefixes(settings: EngineSettings) -> PrefixKeeper:
+    """A keeper that keeps nothing, for a method whose states serve one row alone.
+
+    Raises:
+        ConfigurationError: prefixes were asked for.
+    """
+    for name in ("prefix_cache_dir", "prefix_cache_bytes"):
+        if getattr(settings, name):
+            raise ConfigurationError(name, "this model denoises blocks, and keeps no prefixes")
+    return PrefixKeeper(PrefixStore(0), _restore_nothing)
+
+
+def _restore_nothing(_snapshots: Sequence[LayerSnapshot], _tokens: int) -> list[Cache]:
+    raise ValueError("no prefix was kept that could be restored")
 
 
 def state_identity(info: ModelInfo) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.prefix import PrefixUse
     from engine.contracts.snapshot import LayerSnapshot
-    from engine.generation.row import Row
+    from engine.execution.rows import KeptRow
     from engine.state.prefix_disk import DiskHit, PrefixDisk
     from engine.state.prefix_store import PrefixStore
 
@@ -56,14 +56,14 @@ class PrefixKeeper:
         self._store = store
         self._restore = restore
         self._disk = disk
-        self._unconfirmed: dict[Row, PrefixEntry] = {}
+        self._unconfirmed: dict[KeptRow, PrefixEntry] = {}
 
     @property
     def capacity_bytes(self) -> int:
         """Bytes that may be kept at most; 0 when nothing is kept."""
         return self._store.capacity_bytes
 
-    def awaits(self, row: Row, use: PrefixUse | None, others: Iterable[tuple[Row, PrefixUse | None]]) -> bool:
+    def awaits(self, row: KeptRow, use: PrefixUse | None, others: Iterable[tuple[KeptRow, PrefixUse | None]]) -> bool:
         """Whether `row` should wait for a prompt of `others`, which run: it begins alike, and is read to its end soon.
 
         Soon: what is left of it is at most twice what waiting saves. A burst of prompts with one beginning so reads it
@@ -89,13 +89,13 @@ class PrefixKeeper:
             for other, tokens in shared.items()
         )
 
-    def _shared_tokens(self, other: Row, key: bytes, use: PrefixUse) -> int:
+    def _shared_tokens(self, other: KeptRow, key: bytes, use: PrefixUse) -> int:
         """Tokens of the prompt `key` that the state at the end of the prompt of `other` will serve; 0 if none."""
         boundary = _boundary(other, use)
         shared = shared_tokens(key[:-TOKEN_BYTES], token_key(other.prompt[:boundary]))
         return 0 if shared < use.least_tokens or (not self._states_are_cut and shared < boundary) else shared
 
-    def begin(self, row: Row, use: PrefixUse | None, room_bytes: int) -> tuple[list[Cache], int] | None:
+    def begin(self, row: KeptRow, use: PrefixUse | None, room_bytes: int) -> tuple[list[Cache], int] | None:
         """Caches that hold the longest kept prefix of the prompt, and its length; None when there is none.
 
         What comes from the disk may stay in memory within `room_bytes`.
@@ -112,14 +112,14 @@ class PrefixKeeper:
                 self._store.drop(hit.entry)
             return None
 
-    def stops(self, row: Row, use: PrefixUse | None, cached_tokens: int) -> bool:
+    def stops(self, row: KeptRow, use: PrefixUse | None, cached_tokens: int) -> bool:
         """Whether the state of `row`, which begins with `cached_tokens`, is wanted at the end of its prompt."""
         if use is None:
             return False
         boundary = _boundary(row, use)
         return boundary >= max(use.least_tokens, LEAST_TOKENS if use.is_exact else BOUNDARY_TOKENS, cached_tokens + 1)
 
-    def watch(self, row: Row, use: PrefixUse | None) -> None:
+    def watch(self, row: KeptRow, use: PrefixUse | None) -> None:
         """Take the state of a row that has just reached the end of its prompt; called after each of its units."""
         if use is None or row.next_index or not self.stops(row, use, row.cached_tokens):
             return
@@ -129,13 +129,13 @@ class PrefixKeeper:
             if entry is not None:
                 self._unconfirmed[row] = entry
 
-    def confirm(self, row: Row, room_bytes: int) -> None:
+    def confirm(self, row: KeptRow, room_bytes: int) -> None:
         """Keep what was taken at the end of the prompt, now that a sound token has followed."""
         entry = self._unconfirmed.pop(row, None)
         if entry is not None:
             self._put(entry, room_bytes)
 
-    def keep(self, row: Row, use: PrefixUse | None, room_bytes: int) -> None:
+    def keep(self, row: KeptRow, use: PrefixUse | None, room_bytes: int) -> None:
         """Keep the whole state of a row that ends, the tokens it has generated included.
 
         Of exact rows only the prompt as far as it was read in whole chunks: a cold prompt would write the generated
@@ -149,7 +149,7 @@ class PrefixKeeper:
         if entry is not None:
             self._put(entry, room_bytes)
 
-    def forget(self, row: Row) -> None:
+    def forget(self, row: KeptRow) -> None:
         """Let go of what was taken from a row that leaves."""
         self._unconfirmed.pop(row, None)
 
@@ -193,7 +193,7 @@ class PrefixKeeper:
         except Exception:
             logger.exception("a prefix is not written to disk")
 
-    def _taken(self, row: Row, use: PrefixUse, tokens: Sequence[int]) -> PrefixEntry | None:
+    def _taken(self, row: KeptRow, use: PrefixUse, tokens: Sequence[int]) -> PrefixEntry | None:
         """The state of `row` as an entry for `tokens`; None when nobody needs it, or it cannot be had."""
         key = token_key(tokens)
         if self._store.covers(use.namespace, key) or self._is_surely_too_large(row):
@@ -206,19 +206,19 @@ class PrefixKeeper:
         entry = PrefixEntry(namespace=use.namespace, key=key, snapshots=snapshots, of_session=use.of_session)
         return entry if entry.serves(len(tokens)) else None
 
-    def _is_surely_too_large(self, row: Row) -> bool:
+    def _is_surely_too_large(self, row: KeptRow) -> bool:
         reserved = sum(cache.nbytes for cache in row.caches)
         return reserved * row.position // capacity_for(row.position) > self._store.capacity_bytes
 
 
-def _begins_alike(other: Row, row: Row, use: PrefixUse) -> bool:
+def _begins_alike(other: KeptRow, row: KeptRow, use: PrefixUse) -> bool:
     """Whether `other` still reads a prompt whose state will be kept, and that begins as that of `row` does."""
     if other.next_index or _boundary(other, use) < BOUNDARY_TOKENS:
         return False
     return row.prompt[:BOUNDARY_TOKENS] == other.prompt[:BOUNDARY_TOKENS]
 
 
-def _boundary(row: Row, use: PrefixUse) -> int:
+def _boundary(row: KeptRow, use: PrefixUse) -> int:
     """Tokens of the prompt after which its state is kept: all but the last, or as many as a cold prompt is cut at."""
     most = row.prompt_tokens - 1
     return most - most % use.cut_tokens

@@ -3,7 +3,8 @@
 Admission: higher priority first, then the caller with the fewest running rows, then order of arrival; a head that does
 not fit into memory yet blocks, so that nobody overtakes it for ever. Prefill: each prompt has a turn, the work that
 had been served when it came plus its own length, and the earliest turn goes first. A short prompt so passes a long one
-at once, equals keep their order, and nobody's turn can be put off.
+at once, equals keep their order, and nobody's turn can be put off. Where rows are computed one at a time, they take
+turns in a circle instead, whatever they do.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Limits:
     `prefill_step_tokens` bounds the prompt tokens of a step; where somebody decodes, so does `mixed_prefill_tokens` for
     each prompt that is being read, unless others wait behind one that `prefill_chunk_tokens` would finish.
     `state_bytes` bounds the predicted state of all running rows, with the `workspace_bytes` of a step of theirs.
+    `rows_per_step` is set for graphs that gain nothing by computing rows together; a step then holds no more of them.
     """
 
     max_rows: int
@@ -81,6 +83,7 @@ class Limits:
     mixed_prefill_tokens: int
     state_bytes: int
     workspace_bytes: WorkspaceBytes = no_workspace
+    rows_per_step: int | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +91,7 @@ class _Entry(Generic[JobT]):
     job: JobT
     arrival: int
     turn: int = 0
+    round: int = 0
 
 
 class Scheduler(Generic[JobT]):
@@ -100,6 +104,7 @@ class Scheduler(Generic[JobT]):
         self._running: list[_Entry[JobT]] = []
         self._arrivals = 0
         self._served_tokens = 0
+        self._rounds = 0
         self._held_bytes = 0
 
     def __len__(self) -> int:
@@ -160,6 +165,7 @@ class Scheduler(Generic[JobT]):
             self._held_bytes = needed_bytes
             start(entry.job)
             entry.turn = self._served_tokens + entry.job.unfed_tokens
+            entry.round = self._rounds
             self._running.append(entry)
             admitted.append(entry.job)
         return admitted
@@ -170,6 +176,8 @@ class Scheduler(Generic[JobT]):
         Jobs that `may_step` denies are left out.
         """
         ready = [entry for entry in self._running if may_step(entry.job)]
+        if self.limits.rows_per_step is not None:
+            return self._plan_circle(ready, self.limits.rows_per_step)
         plan = [(entry.job, 1) for entry in ready if not entry.job.is_prefilling]
         budget = self._prefill_budget()
         spent = 0
@@ -181,6 +189,14 @@ class Scheduler(Generic[JobT]):
             spent += width
         self._served_tokens += spent
         return plan
+
+    def _plan_circle(self, ready: Sequence[_Entry[JobT]], rows: int) -> list[tuple[JobT, int]]:
+        """One unit for each of the `rows` that were served longest ago; a new one comes after all the others."""
+        chosen = sorted(ready, key=lambda entry: (entry.round, entry.arrival))[:rows]
+        for entry in chosen:
+            self._rounds += 1
+            entry.round = self._rounds
+        return [(entry.job, entry.job.next_width(self.limits.prefill_step_tokens)) for entry in chosen]
 
     def _prefill_budget(self) -> int:
         """Prompt tokens of the next step: beside decoding rows, a share for each prompt that waits for its first token.
@@ -201,7 +217,8 @@ class Scheduler(Generic[JobT]):
         if not jobs:
             return 0
         units = [job.unit_tokens for job in jobs]
-        step_tokens = max(*units, min(self.limits.prefill_step_tokens, sum(units)))
+        together = sum(sorted(units)[-self.limits.rows_per_step :] if self.limits.rows_per_step else units)
+        step_tokens = max(*units, min(self.limits.prefill_step_tokens, together))
         context_tokens = max(job.context_tokens for job in jobs)
         workspace_bytes = self.limits.workspace_bytes(step_tokens=step_tokens, context_tokens=context_tokens)
         return sum(job.predicted_bytes for job in jobs) + workspace_bytes

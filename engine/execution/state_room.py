@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import PromptTooLongError
 from engine.contracts.memory import MemoryEstimate
-from engine.generation.memory import ELEMENT_BYTES, row_bytes, workspace_bytes
+from engine.generation.memory import ELEMENT_BYTES, row_bytes, unit_tokens, workspace_bytes
 
 if TYPE_CHECKING:
     from engine.contracts.composition import Composition
@@ -100,6 +100,8 @@ def _bytes_alone(facts: MemoryFacts, tokens: int) -> int:
 def _step_tokens(facts: MemoryFacts, prompt_tokens: int, rows: int) -> int:
     """The widest step of so many rows with such prompts."""
     chunk_tokens = min(prompt_tokens, facts.prefill_policy.chunk_size(max(1, prompt_tokens)))
+    if facts.geometry.canvas_length:
+        return unit_tokens(facts.geometry, chunk_tokens)
     return min(facts.step_tokens, rows * max(1, chunk_tokens))
 
 

@@ -5,12 +5,12 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from engine.contracts.graph import PackedSegment
+from engine.execution.usage import finish_usage
 from engine.generation.autoregressive import dispatch_packed_step
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.generation.row import Row
     from engine.generation.scopes import WiredScope
-
-logger = logging.getLogger(__name__)
 
 STEPS_BETWEEN_CLEARING = 256
 TRIAL_TOKENS = (3, 1)
@@ -57,13 +55,8 @@ class PackedStepper:
         return pending
 
     def ended(self) -> None:
-        """A generation has ended: finish the accounts of its experts. What fails there ends nobody else."""
-        if self._binding.experts is None:
-            return
-        try:
-            self._binding.experts.finish_usage()
-        except Exception:
-            logger.exception("the accounts of experts' use could not be written")
+        """A generation has ended: finish the accounts of its experts."""
+        finish_usage(self._binding.experts)
 
     def probe(self) -> None:
         """Run a few tokens on fresh state; raises when the device no longer works."""

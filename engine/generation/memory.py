@@ -24,6 +24,9 @@ WORKSPACE_HIDDEN_STATES = 67
 WORKSPACE_LOGITS = 14
 """Numbers in float32 that a step holds for each row and token of the vocabulary, at its peak: logits, what choosing
 tokens makes of them, and what the step before keeps until it is read. Measured."""
+CANVAS_LOGITS = 8
+"""The same for each position of a canvas and token of the vocabulary: scores, what acceptance and feedback make of
+them, and the scores of another row's unit, which is started before this one is read. Measured."""
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
 PREFIX_SHARE = 0.25
@@ -54,7 +57,7 @@ def row_bytes(
         unconverted = min(tokens, scheme.start + chunk_tokens)
         plain = _slots(geometry, kind, unconverted) * PLAIN_KV.token_bytes(values, element_bytes)
         attended += max(settled, plain)
-    return attended + recurrent_bytes(geometry, element_bytes)
+    return attended + recurrent_bytes(geometry, element_bytes) + canvas_bytes(geometry, element_bytes)
 
 
 def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
@@ -63,14 +66,26 @@ def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
     return 2 * geometry.recurrent_layers * one
 
 
+def canvas_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
+    """Bytes that a row under revision keeps between passes: the feedback of its canvas. 0 for other methods."""
+    return geometry.canvas_length * geometry.hidden_size * element_bytes
+
+
+def unit_tokens(geometry: GraphGeometry, chunk_tokens: int) -> int:
+    """The widest unit of a row whose prompt is read in chunks of `chunk_tokens`: a chunk, or a canvas."""
+    return max(chunk_tokens, geometry.canvas_length)
+
+
 def workspace_bytes(geometry: GraphGeometry, composition: Composition, *, step_tokens: int, context_tokens: int) -> int:
     """Bytes that a step of `step_tokens` needs beside weights and state, for rows that become `context_tokens` long.
 
     A step is never wider than its rows' prompts together, which the caller knows.
     """
     token_bytes = WORKSPACE_HIDDEN_STATES * geometry.hidden_size * ELEMENT_BYTES[composition.compute_dtype]
-    logits_bytes = min(step_tokens, composition.max_rows) * geometry.vocab_size * WORKSPACE_LOGITS * 4
-    return step_tokens * token_bytes + logits_bytes + _score_bytes(geometry, composition, step_tokens, context_tokens)
+    positions = geometry.canvas_length * CANVAS_LOGITS or min(step_tokens, composition.max_rows) * WORKSPACE_LOGITS
+    logits_bytes = positions * geometry.vocab_size * 4
+    seen_tokens = context_tokens + geometry.canvas_length
+    return step_tokens * token_bytes + logits_bytes + _score_bytes(geometry, composition, step_tokens, seen_tokens)
 
 
 def usable_bytes(available_bytes: int) -> int:

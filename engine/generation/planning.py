@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphDeclaration
     from engine.contracts.model import ModelInfo
+    from engine.contracts.option_groups import AdapterSelection
     from engine.contracts.options import GenerateOptions
     from engine.contracts.prefill import PrefillPolicy
 
 OUR_DEFAULTS = OptionDefaults(max_tokens=512, temperature=0.0, top_p=0.0, top_k=0, min_p=0.0)
 
+CANVAS_BY_CANVAS = "canvases are computed one by one, so that nothing of a row depends on its company"
+NO_CANVAS = "this model generates token by token, and revises no blocks"
 ROW_BY_ROW = "the graph does not take packed segments: rows share a step, but are computed one by one"
 NOT_AVAILABLE = "this build does not offer it yet"
 
@@ -40,7 +43,6 @@ _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
     "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
     "speculation": lambda o: o.speculation is not None,
     "fill": lambda o: o.fill not in (None, "off"),
-    "denoising": lambda o: o.denoising is not None,
 }
 
 
@@ -52,6 +54,12 @@ def refuse_unavailable(options: GenerateOptions) -> None:
     for name, is_asked in _UNAVAILABLE.items():
         if is_asked(options):
             raise UnsupportedOptionError(f"options.{name}", NOT_AVAILABLE)
+
+
+def refuse_for_autoregression(options: GenerateOptions) -> None:
+    """Raise `UnsupportedOptionError` for an option that only another method knows."""
+    if options.denoising is not None:
+        raise UnsupportedOptionError("options.denoising", NO_CANVAS)
 
 
 def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, context_length: int, field: str) -> None:
@@ -89,14 +97,11 @@ def resolve_options(
         InvalidRequestError: an id lies outside the vocabulary.
         NotFoundError: an adapter is not mounted.
     """
-    mounted = [adapter.id for adapter in model.adapters]
-    for adapter in options.adapters:
-        if adapter.id not in mounted:
-            raise NotFoundError("adapter", adapter.id, mounted)
+    check_adapters(options.adapters, model)
     vocab_size = model.geometry.vocab_size
-    _check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
-    _check_ids("xtc_special_tokens", options.xtc_special_tokens, vocab_size)
-    _check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size, part=".token")
+    check_ids("eos_token_ids", options.eos_token_ids or (), vocab_size)
+    check_ids("xtc_special_tokens", options.xtc_special_tokens, vocab_size)
+    check_ids("logit_bias", [token for token, _ in options.logit_bias], vocab_size, part=".token")
     eos_token_ids = model.eos_token_ids if options.eos_token_ids is None else options.eos_token_ids
     defaults = model.option_defaults
     room = model.geometry.context_length - prompt_tokens
@@ -162,19 +167,29 @@ def resolve_prefix(
 def resolve_execution(
     composition: Composition, declaration: GraphDeclaration, *, prompt_cache: bool
 ) -> ResolvedExecution:
-    """What this build runs: autoregressive rows in the shared, continuously batched step."""
+    """What this build runs: rows of the graph's method under one scheduler, continuously batched."""
+    reasons = () if declaration.packed_segments else (ROW_BY_ROW,)
     return ResolvedExecution(
-        method="autoregressive",
+        method=declaration.method,
         mechanism="continuous",
         paged_kv=composition.paged_kv is not None,
         kv_storage=composition.kv_store_key,
         prompt_cache=prompt_cache,
-        reasons=() if declaration.packed_segments else (ROW_BY_ROW,),
+        reasons=(CANVAS_BY_CANVAS,) if declaration.method == "denoising" else reasons,
         row_tile_tokens=composition.row_tile_tokens,
     )
 
 
-def _check_ids(name: str, ids: Sequence[int], vocab_size: int, *, part: str = "") -> None:
+def check_adapters(asked: Sequence[AdapterSelection], model: ModelInfo) -> None:
+    """Raise `NotFoundError` for the first adapter that is not mounted."""
+    mounted = [adapter.id for adapter in model.adapters]
+    for adapter in asked:
+        if adapter.id not in mounted:
+            raise NotFoundError("adapter", adapter.id, mounted)
+
+
+def check_ids(name: str, ids: Sequence[int], vocab_size: int, *, part: str = "") -> None:
+    """Raise `InvalidRequestError` naming each of the option's `ids` that is outside the vocabulary."""
     bad = [
         FieldViolation(f"options.{name}[{index}]{part}", f"token id {token} is outside the vocabulary of {vocab_size}")
         for index, token in enumerate(ids)

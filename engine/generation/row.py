@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.cancellation import AbortReason
-from engine.contracts.errors import GenerationAborted, UnavailableError
-from engine.contracts.events import GenerationFinished, PrefillProgress
+from engine.contracts.events import GenerationFinished, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
+from engine.generation.ending import abort_outcome
 from engine.generation.prefill import PrefillStep, next_prefill_step
 from engine.sampling.recipe import Draw, Recipe
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.errors import EngineError
+    from engine.contracts.events import GenerationEvent
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import SampledToken
     from engine.generation.text import TextAssembler
@@ -227,6 +227,16 @@ class Row:
         self._told_prefilled = self.prefilled_tokens
         return PrefillProgress(self._told_prefilled, len(self._prompt))
 
+    def receive(self, drawn: SampledToken | None) -> tuple[list[GenerationEvent], GenerationFinished | None]:
+        """Take what a step brought, None while the prompt is read; returns what the caller hears and the end."""
+        if drawn is None:
+            progress = self.new_progress()
+            return ([] if progress is None else [progress]), None
+        shown, text, finished = self.commit(drawn)
+        if shown is None and not text:
+            return [], finished
+        return [TokensGenerated(() if shown is None else (shown,), text)], finished
+
     def commit(self, sampled: SampledToken) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
         token, index = sampled.token, len(self._generated)
@@ -247,11 +257,7 @@ class Row:
 
     def aborted(self) -> tuple[str, GenerationFinished]:
         """End after the abort signal: the text that was held back, and the end with its statistics."""
-        reason = self.signal.reason or AbortReason.REQUESTED
-        kind = FinishReason.DEADLINE if reason is AbortReason.DEADLINE else FinishReason.CANCELLED
-        error: EngineError = GenerationAborted(reason)
-        if reason is AbortReason.SHUTDOWN:
-            kind, error = FinishReason.ERROR, UnavailableError("stopped", "the service is shutting down")
+        kind, error = abort_outcome(self.signal)
         return self._text.finish(), self.finished(kind, error=error)
 
     def _ended(self, reason: FinishReason) -> tuple[str, GenerationFinished]:

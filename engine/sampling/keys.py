@@ -19,3 +19,27 @@ def step_seed(seed: int, step: int) -> int:
 def step_key(seed: int, step: int) -> mx.array:
     """Random key of completion index `step`."""
     return mx.random.key(step_seed(seed, step))
+
+
+class KeySequence:
+    """One request's keys, each made by splitting what is left. Source: reference, denoising-and-models §1.3.
+
+    The keys are those of the library's own generator after `mx.random.seed(seed)`, which is never touched.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self, seed: int) -> None:
+        """Start at a 64-bit `seed`."""
+        self.left = mx.random.key(seed)
+
+    def copy(self) -> KeySequence:
+        """A sequence that makes the same keys from here on."""
+        twin = KeySequence.__new__(KeySequence)
+        twin.left = self.left
+        return twin
+
+    def next_key(self) -> mx.array:
+        """The key of the next draw."""
+        self.left, drawn = mx.random.split(self.left)
+        return drawn

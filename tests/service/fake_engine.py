@@ -12,6 +12,7 @@ from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import Composition
 from engine.contracts.errors import DuplicateRequestError, EngineError, GenerationAborted, UnavailableError
 from engine.contracts.events import (
+    CanvasRevised,
     GenerationEvent,
     GenerationFinished,
     GenerationRequest,
@@ -129,6 +130,12 @@ class FakeGeneration:
             tokens.append(GeneratedToken(10 + self.emitted, self.emitted, text.encode()))
             self.emitted += 1
         self._mailbox.put(TokensGenerated(tuple(tokens), "".join(texts)))
+
+    async def revise(self, canvas: CanvasRevised) -> None:
+        """Emit a canvas, and wait until it was read: a newer one would take its place."""
+        self._mailbox.put(canvas)
+        while self._mailbox.holds_output:  # noqa: ASYNC110 - the mailbox tells nobody that it was read
+            await asyncio.sleep(0)
 
     def end(self, reason: FinishReason = FinishReason.STOP, error: EngineError | None = None, **more: str) -> None:
         """Emit the end."""

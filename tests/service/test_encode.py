@@ -11,8 +11,9 @@ from google.protobuf.message import Message
 
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import Composition
+from engine.contracts.denoising import DenoisingPlan
 from engine.contracts.errors import EngineFailedError, GenerationAborted
-from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress
+from engine.contracts.events import CanvasRevised, GenerationFinished, GenerationStarted, PrefillProgress
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.graph import (
     AdapterCapability,
@@ -27,10 +28,24 @@ from engine.contracts.hlg import HlgCurve, HlgEotf, HlgOetf, HlgParametric, HlgP
 from engine.contracts.model import RuntimeInfo
 from engine.contracts.option_groups import AdapterSelection
 from engine.contracts.options import OptionDefaults, ResolvedOptions
-from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, TokenLogprobs, TopLogprob
+from engine.contracts.results import (
+    DenoisingStats,
+    FinishReason,
+    GeneratedToken,
+    GenerateStats,
+    TokenLogprobs,
+    TopLogprob,
+)
 from mlxstream.v1 import error_pb2, options_pb2
 from service.decode_options import decode_options
-from service.encode import encode_chunk, encode_finished, encode_heartbeat, encode_options, encode_started
+from service.encode import (
+    encode_block,
+    encode_chunk,
+    encode_finished,
+    encode_heartbeat,
+    encode_options,
+    encode_started,
+)
 from service.encode_model import encode_model_info, encode_model_summary
 from service.errors import encode_error
 from tests.service.fake_engine import DESCRIPTOR, MODEL, OPTIONS
@@ -81,6 +96,19 @@ FULL_OPTIONS = dataclasses.replace(
     logprobs=True,
     top_logprobs=3,
     adapters=(AdapterSelection(id="b", scale=0.0), AdapterSelection(id="a", scale=0.5)),
+    denoising=DenoisingPlan(
+        max_canvas_length=32,
+        min_canvas_length=8,
+        full_canvas=True,
+        max_denoising_steps=4,
+        sampler="entropy-bound",
+        threshold=0.5,
+        entropy_bound=0.25,
+        t_min=0.125,
+        t_max=0.5,
+        stability_threshold=2,
+        confidence_threshold=0.75,
+    ),
 )
 FULL_STARTED = GenerationStarted(
     generation_id="g-1",
@@ -113,6 +141,7 @@ FULL_STATS = GenerateStats(
     queue_ms=8.5,
     time_to_first_token_ms=9.5,
     cache_tokens=(10, 11),
+    denoising=DenoisingStats(steps=1, blocks=2, canvas_tokens=3),
 )
 FULL_TOKEN = GeneratedToken(
     token=7, index=1, text_bytes=b"a", logprobs=TokenLogprobs(logprob=-0.5, top=(TopLogprob(7, -0.5),))
@@ -125,7 +154,7 @@ OPTIONS_OF_LATER_BUILDS = {field.name for field in options_pb2.GenerateOptions.D
 DEFAULTS_THAT_MODELS_DO_NOT_STATE = {field.name for field in options_pb2.GenerateOptions.DESCRIPTOR.fields} - {
     field.name for field in dataclasses.fields(OptionDefaults)
 }
-TELEMETRY_OF_LATER_BUILDS = {"speculation", "fill", "denoising"}
+TELEMETRY_OF_LATER_BUILDS = {"speculation", "fill"}
 
 
 def empty_fields(message: Message, path: str = "") -> Iterator[str]:
@@ -145,6 +174,7 @@ def empty_fields(message: Message, path: str = "") -> Iterator[str]:
         (encode_started(FULL_STARTED), {f"options.{name}" for name in OPTIONS_OF_LATER_BUILDS | {"hlg"}}),
         (encode_chunk([dataclasses.replace(FULL_TOKEN, index=1)], "a", with_bytes=True), set()),
         (encode_heartbeat(PrefillProgress(1, 2)), set()),
+        (encode_block(CanvasRevised(block_index=1, step=2, tokens=(3,), committed=True), 4), set()),
         (encode_error(EngineFailedError("c-1")), set()),
         (
             encode_finished(
@@ -184,8 +214,13 @@ def test_a_resolved_tone_curve_can_be_sent_again_as_it_is(curve: HlgCurve) -> No
 def test_resolved_options_can_be_sent_again_as_they_are() -> None:
     decoded = decode_options(encode_options(FULL_OPTIONS))
     for field in dataclasses.fields(ResolvedOptions):
-        if field.name != "seed_was_explicit":
+        if field.name not in ("seed_was_explicit", "denoising"):
             assert getattr(decoded, field.name) == getattr(FULL_OPTIONS, field.name), field.name
+    plan = FULL_OPTIONS.denoising
+    assert plan is not None
+    assert {field.name: getattr(decoded.denoising, field.name) for field in dataclasses.fields(plan)} == (
+        dataclasses.asdict(plan)
+    )
 
 
 @pytest.mark.parametrize("reason", FinishReason)

@@ -89,12 +89,16 @@ class FakeRow:
     def admit(self, caches, cached_tokens=0, *, joins_tail=True):
         self.caches = caches
 
-    def commit(self, token):
+    def receive(self, token):
+        if token is None:
+            progress = self.new_progress()
+            return ([] if progress is None else [progress]), None
         if self.faulty:
             raise RuntimeError("a fault in this row")
         self.tokens.append(token)
         end = self.finished(FinishReason.LENGTH) if len(self.tokens) >= self.length else None
-        return GeneratedToken(token=token, index=len(self.tokens) - 1), str(token), end
+        shown = GeneratedToken(token=token, index=len(self.tokens) - 1)
+        return [TokensGenerated((shown,), str(token))], end
 
     def aborted(self):
         return "", self.finished(FinishReason.CANCELLED, error=GenerationAborted(self.signal.reason))

@@ -22,6 +22,7 @@ from engine.contracts.options import GenerateOptions, OptionDefaults
 from engine.generation.bindings.prefill_policy import FixedChunk
 from engine.generation.planning import (
     check_prompt,
+    refuse_for_autoregression,
     refuse_unavailable,
     resolve_execution,
     resolve_options,
@@ -33,8 +34,8 @@ VALUES = {
     "checkpoint_every_tokens": 16,
     "speculation": SpeculationOptions(draft_tokens=2),
     "fill": "echo",
-    "denoising": DenoisingOptions(max_denoising_steps=3),
 }
+OF_ANOTHER_METHOD = {"denoising": DenoisingOptions(max_denoising_steps=3)}
 HONOURED = {
     "max_tokens": 3,
     "eos_token_ids": (1,),
@@ -118,7 +119,15 @@ def resolve(options, *, prompt_tokens=4, info=None):
 
 
 def test_every_option_is_either_honoured_or_refused():
-    assert set(VALUES) | set(HONOURED) | set(SHARING) == {field.name for field in dataclasses.fields(GenerateOptions)}
+    known = {*VALUES, *OF_ANOTHER_METHOD, *HONOURED, *SHARING}
+    assert known == {field.name for field in dataclasses.fields(GenerateOptions)}
+
+
+def test_options_of_another_method_are_refused_by_name():
+    refuse_for_autoregression(GenerateOptions())
+    for name, value in OF_ANOTHER_METHOD.items():
+        with pytest.raises(UnsupportedOptionError, match=f"^options.{name} is not supported: this model"):
+            refuse_for_autoregression(GenerateOptions(**{name: value}))
 
 
 @pytest.mark.parametrize("name", VALUES)

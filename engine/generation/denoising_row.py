@@ -1,0 +1,281 @@
+"""One generation by block diffusion: where it stands, what it has said, how it ends.
+
+A row owns its encoder state, its block and its text; nothing of a block is said as final before all of it is. Clock
+values are seconds, statistics milliseconds. What is on the device is only held here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.contracts.events import CanvasRevised, GenerationFinished, PrefillProgress, TokensGenerated
+from engine.contracts.results import (
+    DenoisingStats,
+    FinishReason,
+    GeneratedToken,
+    GenerateStats,
+    tokens_per_second,
+)
+from engine.generation.denoising_schedule import canvas_tokens
+from engine.generation.ending import abort_outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.cancellation import AbortSignal
+    from engine.contracts.denoising import DenoisingPlan, DenoisingState
+    from engine.contracts.errors import EngineError
+    from engine.contracts.events import GenerationEvent
+    from engine.contracts.options import ResolvedOptions
+    from engine.generation.canvas_block import CanvasBlock
+    from engine.generation.text import TextAssembler
+    from engine.sampling.keys import KeySequence
+
+
+@dataclass(frozen=True, slots=True)
+class DenoisingUnit:
+    """One bounded piece of work: tokens to encode, then a pass over the canvas if it `revises`."""
+
+    tokens: tuple[int, ...]
+    revises: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RevisedCanvas:
+    """What a pass has left on the host: the canvas if it was asked for or is final, and whether the block `ends`."""
+
+    tokens: tuple[int, ...]
+    ends: bool
+
+
+class DenoisingRow:
+    """The state of one generation from admission to its end.
+
+    Attributes:
+        options: what runs.
+        plan: how it is denoised.
+        signal: the abort signal.
+        draft_blocks: whether the caller wants canvases under revision.
+        caches: nothing that could be kept for other rows.
+        state: the encoded tokens; None before the first.
+        block: the block in hand; None between blocks.
+        keys: the keys of random draws; None before the first block.
+    """
+
+    def __init__(
+        self,
+        *,
+        prompt: Sequence[int],
+        options: ResolvedOptions,
+        plan: DenoisingPlan,
+        signal: AbortSignal,
+        text: TextAssembler,
+        submitted_at: float,
+        clock: Callable[[], float],
+        draft_blocks: bool = False,
+    ) -> None:
+        """Take a validated prompt and resolved options; `submitted_at` is the `clock` at submission."""
+        self.options = options
+        self.plan = plan
+        self.signal = signal
+        self.draft_blocks = draft_blocks
+        self.caches: list[Cache] = []
+        self.state: DenoisingState | None = None
+        self.block: CanvasBlock | None = None
+        self.keys: KeySequence | None = None
+        self._keys_at_block: KeySequence | None = None
+        self._prompt = tuple(prompt)
+        self._text = text
+        self._clock = clock
+        self._submitted_at = submitted_at
+        self._admitted_at: float | None = None
+        self._first_token_at: float | None = None
+        self._encodable = self._prompt
+        self._encoded_tokens = 0
+        self._finished_canvas: tuple[int, ...] = ()
+        self._finished_passes = 0
+        self._told_prefilled = 0
+        self._blocks = 0
+        self._canvas_tokens = 0
+        self._examined_tokens = 0
+        self._delivered_tokens = 0
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Ids of the prompt."""
+        return self._prompt
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self._prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the row began with: none, since no state is kept for others."""
+        return 0
+
+    @property
+    def state_tokens(self) -> tuple[int, ...]:
+        """Ids that are encoded: the prompt, then whole canvases."""
+        return self._encodable[: self._encoded_tokens]
+
+    @property
+    def next_index(self) -> int:
+        """Completion index of the token that will be delivered next."""
+        return self._delivered_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether known tokens remain to be encoded, apart from a canvas that has just been finished."""
+        return self._encoded_tokens < len(self._encodable)
+
+    @property
+    def unfed_tokens(self) -> int:
+        """Known tokens that remain to be encoded."""
+        return len(self._encodable) - self._encoded_tokens
+
+    @property
+    def position(self) -> int:
+        """Tokens encoded and passes made, of which none has to be done again; a restart sets it back."""
+        return self._encoded_tokens + self._passes
+
+    @property
+    def next_canvas_tokens(self) -> int:
+        """Positions of the next block."""
+        return canvas_tokens(self.plan, self.options.max_tokens - self._examined_tokens)
+
+    def next_width(self, limit_tokens: int) -> int:  # noqa: ARG002 - chunks are the same in any company
+        """Tokens of the next unit; one for a pass."""
+        return len(self.next_unit().tokens) if self.is_prefilling else 1
+
+    def limit_next_unit(self, tokens: int) -> None:
+        """Nothing: what a row computes does not depend on its company."""
+
+    def admit(self, caches: list[Cache], cached_tokens: int = 0, *, joins_tail: bool = True) -> None:  # noqa: ARG002
+        """Start the clock."""
+        self._admitted_at = self._clock()
+
+    def next_unit(self) -> DenoisingUnit:
+        """The work that follows: a chunk of the prompt; or a pass, before which a finished canvas is encoded."""
+        if self.is_prefilling:
+            end = self._encoded_tokens + self.options.prefill_chunk_size
+            return DenoisingUnit(self._encodable[self._encoded_tokens : end], revises=False)
+        return DenoisingUnit(self._finished_canvas, revises=True)
+
+    def encoded(self, tokens: Sequence[int]) -> None:
+        """Record that the state holds `tokens` too, which were those of `next_unit`."""
+        if not self.is_prefilling:
+            self._encodable += tuple(tokens)
+            self._finished_canvas = ()
+        self._encoded_tokens += len(tokens)
+
+    def begin_block(self, block: CanvasBlock, keys: KeySequence, keys_before: KeySequence) -> None:
+        """Take a fresh block and the keys after its first draw; `keys_before` would draw it again."""
+        self.block, self.keys, self._keys_at_block = block, keys, keys_before
+
+    def restart(self, caches: list[Cache]) -> None:  # noqa: ARG002 - see `caches`
+        """Drop a state that can no longer be trusted: known tokens are encoded again, and the block begins anew.
+
+        Its draws are the same ones, so that nothing that was said changes.
+        """
+        if self.block is not None:
+            self.keys = self._keys_at_block
+        self.close()
+        self._encoded_tokens = 0
+
+    def receive(self, drawn: RevisedCanvas | None) -> tuple[list[GenerationEvent], GenerationFinished | None]:
+        """Take what a unit brought, None while the prompt is read; returns what the caller hears and the end."""
+        if drawn is None:
+            return self._new_progress(), None
+        events: list[GenerationEvent] = []
+        if self.draft_blocks:
+            made = 0 if self.block is None else self.block.passes
+            events.append(CanvasRevised(block_index=self._blocks, step=made, tokens=drawn.tokens, committed=drawn.ends))
+        if not drawn.ends:
+            return events, None
+        self._finish_block(drawn.tokens)
+        shown, text, finished = self._commit(drawn.tokens)
+        if shown or text:
+            events.append(TokensGenerated(tuple(shown), text))
+        return events, finished
+
+    def aborted(self) -> tuple[str, GenerationFinished]:
+        """End after the abort signal: the text that was held back, and the end with its statistics."""
+        kind, error = abort_outcome(self.signal)
+        return self._text.finish(), self.finished(kind, error=error)
+
+    def finished(
+        self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
+    ) -> GenerationFinished:
+        """The end, with the statistics as they stand."""
+        return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
+
+    def stats(self) -> GenerateStats:
+        """Statistics up to now. Source: reference, denoising-and-models §3: decoding includes the prefill."""
+        now = self._clock()
+        admitted = now if self._admitted_at is None else self._admitted_at
+        decode_ms = 1000 * (now - admitted)
+        first = self._submitted_at if self._first_token_at is None else self._first_token_at
+        return GenerateStats(
+            prompt_tokens=len(self._prompt),
+            generated_tokens=self._delivered_tokens,
+            decode_tps=tokens_per_second(self._delivered_tokens, decode_ms),
+            decode_ms=decode_ms,
+            queue_ms=1000 * (admitted - self._submitted_at),
+            time_to_first_token_ms=1000 * (first - self._submitted_at),
+            denoising=DenoisingStats(steps=self._passes, blocks=self._blocks, canvas_tokens=self._canvas_tokens),
+        )
+
+    def close(self) -> None:
+        """Release what the row holds on the device."""
+        state, self.state, self.block = self.state, None, None
+        if state is not None:
+            state.close()
+
+    @property
+    def _passes(self) -> int:
+        return self._finished_passes + (0 if self.block is None else self.block.passes)
+
+    def _new_progress(self) -> list[GenerationEvent]:
+        prefilled = min(self._encoded_tokens, len(self._prompt))
+        if prefilled <= self._told_prefilled:
+            return []
+        self._told_prefilled = prefilled
+        return [PrefillProgress(prefilled, len(self._prompt))]
+
+    def _finish_block(self, canvas: tuple[int, ...]) -> None:
+        """All of the canvas is encoded before the next block, tokens that are not delivered too."""
+        self._finished_passes, self.block = self._passes, None
+        self._finished_canvas = canvas
+        self._blocks += 1
+        self._canvas_tokens += len(canvas)
+
+    def _commit(self, canvas: Sequence[int]) -> tuple[list[GeneratedToken], str, GenerationFinished | None]:
+        """The tokens that are delivered, the text that became final with them, and the end if there is one."""
+        shown: list[GeneratedToken] = []
+        pieces: list[str] = []
+        for token in canvas:
+            self._examined_tokens += 1
+            if token in self.options.eos_token_ids:
+                return shown, *self._ended(pieces, FinishReason.STOP)
+            pushed = self._text.push(token)
+            pieces.append(pushed.text)
+            shown.append(GeneratedToken(token=token, index=self._delivered_tokens, text_bytes=pushed.token_bytes))
+            self._delivered_tokens += 1
+            if self._first_token_at is None:
+                self._first_token_at = self._clock()
+            if pushed.matched_stop is not None:
+                return shown, "".join(pieces), self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
+            if self._examined_tokens >= self.options.max_tokens:
+                return shown, *self._ended(pieces, FinishReason.LENGTH)
+        return shown, "".join(pieces), None
+
+    def _ended(self, pieces: list[str], reason: FinishReason) -> tuple[str, GenerationFinished]:
+        """The text and the end; a stop sequence that only the held text completes is a stop all the same."""
+        text, matched = "".join((*pieces, self._text.finish())), self._text.matched_stop
+        if matched is None:
+            return text, self.finished(reason)
+        return text, self.finished(FinishReason.STOP, matched_stop=matched)

@@ -1,0 +1,68 @@
+"""What passes over canvases really hold, against what admission predicts."""
+
+import mlx.core as mx
+import pytest
+
+from engine.contracts.composition import Composition
+from engine.contracts.option_groups import DenoisingOptions
+from engine.generation.bindings.denoising import bind_denoising_model
+from engine.generation.denoising import dispatch_denoising_unit
+from engine.generation.memory import row_bytes, unit_tokens, workspace_bytes
+from tests.engine.generation.scripted_denoiser import make_row
+from tests.engine.models import tiny_diffusion
+
+CANVAS, PROMPT, VOCAB = 48, 40, 4096
+
+
+@pytest.fixture(scope="module")
+def binding(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("memory") / "tiny"
+    model = tiny_diffusion.build(scale=6.0, canvas=CANVAS, vocab_size=VOCAB)
+    tiny_diffusion.save(folder, model, canvas=CANVAS)
+    found = bind_denoising_model(tiny_diffusion.graph(folder))
+    mx.eval(found.table)
+    return found
+
+
+def rows(count, sampler):
+    denoising = {"sampler": sampler, "max_denoising_steps": 4, "threshold": 1.0}
+    return [
+        make_row(tiny_diffusion.ids(seed, PROMPT), canvas=CANVAS, max_tokens=CANVAS, seed=seed, denoising=denoising)[0]
+        for seed in range(count)
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["confidence-threshold", "entropy-bound"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_no_more_is_held_than_was_predicted_and_not_far_less(binding, sampler, count):
+    """Rows take turns, and the unit of one is started before that of the other is read."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    running, pending = rows(count, sampler), []
+    for row in running:
+        row.admit([])
+    for _ in range(5):
+        for row in running:
+            pending.append((row, dispatch_denoising_unit(binding, row)))
+            if len(pending) == count:
+                first, unit = pending.pop(0)
+                first.receive(unit.read())
+    for row, unit in pending:
+        row.receive(unit.read())
+    held = mx.get_peak_memory() - before
+    geometry, composition = binding.geometry, Composition()
+    predicted = count * row_bytes(geometry, PROMPT + CANVAS, 4)
+    predicted += workspace_bytes(
+        geometry, composition, step_tokens=unit_tokens(geometry, PROMPT), context_tokens=PROMPT + CANVAS
+    )
+    for row in running:
+        row.close()
+    assert held <= predicted
+    assert predicted <= 3 * held
+
+
+def test_default_options_never_ask_for_more_than_the_canvas(binding):
+    row, _ = make_row(tiny_diffusion.ids(1, 4), canvas=CANVAS, max_tokens=10**6)
+    assert row.next_canvas_tokens == CANVAS
+    assert DenoisingOptions().max_canvas_length is None
