@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,9 +13,10 @@ from rich.console import Console
 from mlxstream import Client
 from mlxstream.requests import Prompt
 from service.cli.asking import EXIT_INTERRUPTED, connected, connection_flags
+from service.cli.canvas import CanvasView
 from service.cli.option_flags import option_flags, set_options
 from service.cli.probabilities import probability_table
-from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
+from service.cli.terminal import PROGRESS_DELIVERY, Terminal, harmless, show_as_json
 
 
 @click.command()
@@ -26,6 +28,8 @@ from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
 @click.option("--logprobs", is_flag=True, help="Show how probable each token was.")
 @click.option("--top-logprobs", type=click.IntRange(min=1), metavar="COUNT",
               help="Show that many of the most likely tokens at each place; implies --logprobs.")  # fmt: skip
+@click.option("--show-canvas", is_flag=True,
+              help="Watch a block-diffusion model revise its blocks; the answer is written at the end.")  # fmt: skip
 @option_flags
 @connection_flags
 def generate(
@@ -35,6 +39,7 @@ def generate(
     as_json: bool,
     logprobs: bool,
     top_logprobs: int | None,
+    show_canvas: bool,
     target: str,
     model: str,
     timeout_seconds: float,
@@ -54,12 +59,13 @@ def generate(
         told = bool(wanted.get("logprobs") or wanted.get("top_logprobs"))
         if told:
             wanted["logprobs"] = True
-        delivery = {**PROGRESS_DELIVERY, "include_token_bytes": told}
+        delivery = {**PROGRESS_DELIVERY, "include_token_bytes": told, "draft_blocks": show_canvas}
         stream = client.stream(asked, model=model, delivery=delivery, **wanted)
         if as_json:
             return show_as_json(stream, sys.stdout)
         console = Console(stderr=True)
-        answer = Terminal(sys.stdout, console).show(stream)
+        canvas = CanvasView(console, functools.partial(_harmless_text, client, model)) if show_canvas else None
+        answer = Terminal(sys.stdout, console, canvas=canvas).show(stream)
         if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
         if answer.interrupted:
@@ -69,6 +75,10 @@ def generate(
 
 def _token_text(client: Client, model: str, token: int) -> str:
     return client.detokenize([token], model=model, skip_special_tokens=False)
+
+
+def _harmless_text(client: Client, model: str, ids: Sequence[int]) -> str:
+    return harmless(client.detokenize(ids, model=model))
 
 
 def _read_prompt(prompt: str | None) -> str:

@@ -19,6 +19,7 @@ from rich.console import Console
 from mlxstream import FinishReason, TextStream
 from mlxstream.v1.event_pb2 import Heartbeat
 from mlxstream.v1.result_pb2 import GeneratedToken
+from service.cli.canvas import CanvasView
 from service.cli.progress import ProgressLine
 
 # How often the server reports on a prompt that is still being read.
@@ -40,13 +41,17 @@ class Answer:
 class Terminal:
     """Where an answer goes: `output` takes its text, `console` the progress and the notes.
 
-    `spaced` sets the answer off by blank lines, for a person who reads one after the other.
+    `spaced` sets the answer off by blank lines, for a person who reads one after the other. With a `canvas`, blocks
+    are drawn there while they are revised, and the answer is written as a whole.
     """
 
-    def __init__(self, output: TextIO, console: Console, *, spaced: bool = False) -> None:
+    def __init__(
+        self, output: TextIO, console: Console, *, spaced: bool = False, canvas: CanvasView | None = None
+    ) -> None:
         self._output = output
         self._console = console
         self._spaced = spaced
+        self._canvas = canvas
         self._pieces: list[str] = []
         self._tokens: list[GeneratedToken] = []
         self._prefill = Heartbeat()
@@ -66,6 +71,7 @@ class Terminal:
         except KeyboardInterrupt:
             interrupted = True
         finally:
+            self._put_what_was_drawn()
             self._end_line()
         self.note(self._cancellation(stream, time.monotonic() - began) if interrupted else account(stream))
         self._space()
@@ -87,11 +93,25 @@ class Terminal:
                     line.clear()
                     self._tokens += response.chunk.tokens
                     self._write(response.chunk.text)
+                elif event == "block" and self._canvas is not None:
+                    line.clear()
+                    self._canvas.revise(response.block)
 
     def _write(self, text: str) -> None:
         self._pieces.append(text)
+        if self._canvas is not None and self._canvas.is_visible:
+            self._canvas.commit(harmless(text))
+        else:
+            self._put(text)
+
+    def _put(self, text: str) -> None:
         self._output.write(harmless(text) if self._output.isatty() else text)
         self._output.flush()
+
+    def _put_what_was_drawn(self) -> None:
+        if self._canvas is not None and self._canvas.is_visible:
+            self._canvas.clear()
+            self._put("".join(self._pieces))
 
     def _end_line(self) -> None:
         if any(self._pieces) and not "".join(self._pieces[-1:]).endswith("\n"):
@@ -145,15 +165,14 @@ def account(stream: TextStream) -> str:
     stats = stream.stats
     if stats is None:
         return "ended without an account"
-    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     limit = " (cut at the limit)" if stream.finish_reason is FinishReason.LENGTH else ""
-    return " · ".join(
-        (
-            f"{tokens(stats.generated_tokens)}{limit} at {stats.decode_tps:.1f}/s",
-            f"prompt {tokens(stats.prompt_tokens)}{cached} at {stats.prefill_tps:.0f}/s",
-            f"first token after {stats.time_to_first_token_ms / 1000:.2f} s",
-        )
-    )
+    made = f"{tokens(stats.generated_tokens)}{limit} at {stats.decode_tps:.1f}/s"
+    first = f"first token after {stats.time_to_first_token_ms / 1000:.2f} s"
+    if stats.HasField("denoising"):
+        blocks, steps = stats.denoising.blocks, stats.denoising.steps
+        return " · ".join((made, f"{blocks} blocks in {steps} passes", f"prompt {tokens(stats.prompt_tokens)}", first))
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    return " · ".join((made, f"prompt {tokens(stats.prompt_tokens)}{cached} at {stats.prefill_tps:.0f}/s", first))
 
 
 @contextmanager
