@@ -1,0 +1,1 @@
+"""Block diffusion against mlx-vlm, on one tiny model, in one process."""
