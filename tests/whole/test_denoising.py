@@ -79,7 +79,7 @@ async def test_the_options_of_started_can_be_sent_again(whole, client):
 async def test_the_model_says_how_it_generates(whole):
     info = (await whole.models.GetModel(model_pb2.GetModelRequest())).model
     assert info.declaration.method == graph_pb2.GENERATION_METHOD_DENOISING
-    assert info.descriptor.graph_abi == "mlx-denoising-v1"
+    assert info.graph.graph_abi == "mlx-denoising-v1"
 
 
 async def test_a_raw_id_in_the_prompt_never_becomes_part_of_a_canvas(client):
