@@ -10,6 +10,7 @@ from mlxstream.v1 import model_pb2, options_pb2
 from service.encode_graph import encode_declaration, encode_descriptor, encode_geometry
 
 if TYPE_CHECKING:
+    from engine.contracts.adapters import AdapterInfo
     from engine.contracts.memory import MemoryEstimate
     from engine.contracts.model import ModelInfo, RuntimeInfo
     from engine.contracts.options import OptionDefaults
@@ -38,6 +39,7 @@ def encode_model_info(info: ModelInfo) -> model_pb2.ModelInfo:
         load_time=_duration(info.load_seconds),
         max_rows=info.composition.max_rows,
         kv_storage=info.composition.kv_store_key,
+        adapters=[_adapter(adapter) for adapter in info.adapters],
     )
 
 
@@ -63,6 +65,10 @@ def encode_memory_estimate(estimate: MemoryEstimate) -> model_pb2.EstimateMemory
         fits=estimate.fits,
         max_context_tokens=estimate.max_context_tokens,
     )
+
+
+def _adapter(info: AdapterInfo) -> model_pb2.MountedAdapter:
+    return model_pb2.MountedAdapter(id=info.id, revision=info.revision, rank=info.rank, scale=info.scale)
 
 
 def _option_defaults(defaults: OptionDefaults) -> options_pb2.GenerateOptions:

@@ -147,8 +147,16 @@ def presentable(error: BaseException, request: Message | None) -> contract.Engin
     if isinstance(error, contract.EngineError) and not rule_of(error).concealed:
         return in_schema_terms(error, request) if request is not None else error
     concealed = InternalError(uuid.uuid4().hex[:16])
-    logger.error("correlation_id=%s", concealed.correlation_id, exc_info=error)
+    fields = {"request_id": _request_id(request)}
+    logger.error("correlation_id=%s", concealed.correlation_id, exc_info=error, extra={"fields": fields})
     return concealed
+
+
+def _request_id(request: Message | None) -> str | None:
+    """The caller's name for what went wrong, where its message has one."""
+    if request is None or "request_id" not in request.DESCRIPTOR.fields_by_name:
+        return None
+    return getattr(request, "request_id", None) or None
 
 
 def encode_error(error: contract.EngineError) -> error_pb2.GenerationError:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.cancellation import AbortReason
-from engine.contracts.errors import InvalidRequestError
+from engine.contracts.errors import EngineError, InvalidRequestError
 from engine.contracts.events import GenerationFinished, GenerationStarted, TokensGenerated
 from engine.contracts.results import FinishReason
 from mlxstream.v1 import generation_pb2
@@ -20,19 +21,21 @@ from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
-from service.metadata import priority_of
+from service.live import CallFacts
+from service.metadata import priority_of, session_of
 from service.rpc import off_loop_if_large
 from service.stream import ResponseStream
+from service.tracing import trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from engine.contracts.errors import EngineError
-    from engine.contracts.events import GenerationEvent
+    from engine.contracts.events import GenerationEvent, GenerationRequest
     from engine.execution.engine import Engine, Generation
     from service.decode import GenerationMessage
     from service.delivery import Delivery
     from service.live import LiveGenerations
+    from service.metrics import Metrics
     from service.rpc import Context, Handler
 
 # As long as nobody presents credentials, all callers are one.
@@ -44,10 +47,11 @@ DEADLINE_TOLERANCE_SECONDS: Final = 0.05
 class GenerationHandlers:
     """Answers `mlxstream.v1.GenerationService`."""
 
-    def __init__(self, engine: Engine, live: LiveGenerations) -> None:
-        """Generations run on `engine`, and are followed to their end by `live`."""
+    def __init__(self, engine: Engine, live: LiveGenerations, metrics: Metrics | None = None) -> None:
+        """Generations run on `engine`, and are followed to their end by `live`; `metrics` hears what is refused."""
         self._engine = engine
         self._live = live
+        self._metrics = metrics
 
     def by_name(self) -> dict[str, Handler]:
         """Handlers by RPC; the others are refused."""
@@ -58,7 +62,7 @@ class GenerationHandlers:
         delivery = decode_delivery(request.delivery, streaming=True)
         deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
         generation = await self._accept(request, context)
-        stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time)
+        stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time, self._metrics)
         with freed_on_exit(generation, context), deadline.ending(generation):
             finished = await relay(generation, stream)
             error = ending_error(finished, request, partial=delivery.partial_at_deadline and stream.started)
@@ -102,12 +106,28 @@ class GenerationHandlers:
         )
 
     async def _accept(self, request: GenerationMessage, context: Context) -> Generation:
-        priority = priority_of(context)
+        try:
+            return await self._accepted(request, context)
+        except EngineError as error:
+            if self._metrics is not None:
+                self._metrics.refused(error.reason)
+            raise
+
+    async def _accepted(self, request: GenerationMessage, context: Context) -> Generation:
+        priority, session = priority_of(context), session_of(context)
         decoded = await off_loop_if_large(request, decode_generation, request, caller=CALLER, priority=priority)
         self._live.require_open()
-        generation = await self._engine.generate(decoded)
-        self._live.watch(generation)
+        generation = await self._engine.generate(within_session(decoded, session))
+        operation = "chat" if request.HasField("chat") else "text_completion"
+        self._live.watch(generation, CallFacts(operation=operation, trace=trace_of(context)))
         return generation
+
+
+def within_session(request: GenerationRequest, session: str) -> GenerationRequest:
+    """`request` as part of `session` ("" for none), unless it names one itself."""
+    if not session or request.options.cache_session_id is not None:
+        return request
+    return replace(request, options=replace(request.options, cache_session_id=session))
 
 
 async def relay(generation: Generation, stream: ResponseStream) -> GenerationFinished:

@@ -1,21 +1,36 @@
 """The generations that this process has accepted and not yet seen the end of.
 
-Refuses new ones while draining, and writes one log line per end. Holds no prompt and no output.
+Refuses new ones while draining, writes one log line per end, and tells it to whoever counts. Holds no prompt and no
+output.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import UnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from engine.contracts.events import GenerationFinished
     from engine.execution.engine import Generation
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """What is kept of the call that began a generation: what was asked for, and the trace that it belongs to.
+
+    `operation` is "chat" or "text_completion"; `trace` holds the W3C headers of the caller's trace, if it sent any.
+    """
+
+    operation: str = "text_completion"
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 class LiveGenerations:
@@ -25,6 +40,16 @@ class LiveGenerations:
         """Nothing is live, and new generations are welcome."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = False
+        self._observers: list[Callable[[Generation, GenerationFinished, CallFacts], None]] = []
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new generations are refused."""
+        return self._draining
+
+    def observe(self, observer: Callable[[Generation, GenerationFinished, CallFacts], None]) -> None:
+        """Have `observer` told of every end."""
+        self._observers.append(observer)
 
     @property
     def count(self) -> int:
@@ -36,9 +61,9 @@ class LiveGenerations:
         if self._draining:
             raise UnavailableError("draining", "the service is shutting down")
 
-    def watch(self, generation: Generation) -> None:
+    def watch(self, generation: Generation, facts: CallFacts | None = None) -> None:
         """Follow a generation to its end. Call right after it was accepted, without awaiting in between."""
-        task = asyncio.get_running_loop().create_task(_log_end(generation))
+        task = asyncio.get_running_loop().create_task(self._follow(generation, facts or CallFacts()))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -51,10 +76,11 @@ class LiveGenerations:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-
-async def _log_end(generation: Generation) -> None:
-    finished = await generation.finished()
-    logger.info("generation finished", extra={"fields": _account(generation, finished)})
+    async def _follow(self, generation: Generation, facts: CallFacts) -> None:
+        finished = await generation.finished()
+        logger.info("generation finished", extra={"fields": _account(generation, finished)})
+        for observer in self._observers:
+            observer(generation, finished, facts)
 
 
 def _account(generation: Generation, finished: GenerationFinished) -> dict[str, object]:

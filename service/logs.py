@@ -1,10 +1,18 @@
-"""Log lines on standard error: time, level, logger, message, then `key=value` of the fields that a record carries."""
+"""Log lines on standard error: time, level, logger, message, then the fields that a record carries.
+
+For people as `key=value`; for machines as one JSON object a line, whose times are UTC.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import TextIO
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+# What every JSON line has; a field of the same name is put aside as "field_NAME".
+OWN_KEYS: Final = ("time", "level", "logger", "message", "exception")
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -20,10 +28,29 @@ class KeyValueFormatter(logging.Formatter):
         return " ".join([line, *(f"{name}={_quote(value)}" for name, value in fields.items() if value is not None)])
 
 
-def configure_logging(level: str, stream: TextIO | None = None) -> None:
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record, its fields beside the message, a traceback within it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in (record.__dict__.get("fields") or {}).items():
+            if value is not None:
+                line[f"field_{name}" if name in OWN_KEYS else name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure_logging(level: str, stream: TextIO | None = None, *, as_json: bool = False) -> None:
     """Send everything at `level` or above to `stream` (default: standard error), and nowhere else."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(KeyValueFormatter())
+    handler.setFormatter(JsonFormatter() if as_json else KeyValueFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

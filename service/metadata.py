@@ -1,4 +1,8 @@
-"""What callers say in metadata rather than in a message, because proxies read it: the priority of a generation."""
+"""What callers say in metadata rather than in a message, because proxies read it: priority, and the session's key.
+
+A balancer that hashes the session's key sends a conversation to the replica that keeps its state; the same key tells
+that replica that it is one, as `GenerateOptions.cache_session_id` does.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ if TYPE_CHECKING:
     from service.rpc import Context
 
 PRIORITY_KEY: Final = "mlx-stream-priority"
+SESSION_KEY: Final = "mlx-stream-session"
+LONGEST_SESSION: Final = 256
 LOWEST_PRIORITY: Final = -100
 HIGHEST_PRIORITY: Final = 100
 
@@ -32,3 +38,16 @@ def priority_of(context: Context) -> int:
     raise InvalidRequestError.of(
         f"metadata[{PRIORITY_KEY}]", f"must be a whole number from {LOWEST_PRIORITY} to {HIGHEST_PRIORITY}"
     )
+
+
+def session_of(context: Context) -> str:
+    """The session that the call belongs to; "" without one.
+
+    Raises:
+        InvalidRequestError: it is longer than `LONGEST_SESSION` characters, or not text.
+    """
+    values = [value for key, value in context.invocation_metadata() or () if key == SESSION_KEY]
+    session = values[-1] if values else ""
+    if not isinstance(session, str) or len(session) > LONGEST_SESSION:
+        raise InvalidRequestError.of(f"metadata[{SESSION_KEY}]", f"must be at most {LONGEST_SESSION} characters")
+    return session

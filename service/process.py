@@ -33,7 +33,7 @@ def run_process(flags: Mapping[str, Any], config_file: Path | None) -> NoReturn:
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         settings = load_settings(flags, config_file)
-        configure_logging(settings.log_level)
+        configure_logging(settings.log_level, as_json=settings.log_format == "json")
         asyncio.run(_serve(settings))
     except (SettingsError, StartError) as error:
         sys.stderr.write(f"mlx-stream serve: {error}\n")

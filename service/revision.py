@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-SCHEMA_REVISION = 1
+SCHEMA_REVISION = 2
 MINIMUM_CLIENT_REVISION = 1
 
 

@@ -8,11 +8,14 @@ import grpc
 
 from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service.address import Address, BindError, require_bindable
+from service.admin import AdminHandlers
 from service.generation import GenerationHandlers
 from service.health import HEALTH_SERVICE
 from service.models import ModelHandlers
+from service.orca import LoadReports
 from service.reflection import reflection_handlers
 from service.rpc import MAX_MESSAGE_BYTES, UnknownMethods, service_handler
+from service.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from engine.execution.engine import Engine
@@ -37,14 +40,22 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
-def build_server(engine: Engine, live: LiveGenerations, health: Health) -> grpc.aio.Server:
-    """A server with every service, bound to nothing yet."""
+def build_server(
+    engine: Engine, live: LiveGenerations, health: Health, telemetry: Telemetry | None = None
+) -> grpc.aio.Server:
+    """A server with every service, bound to nothing yet. `telemetry` is made here unless it is needed elsewhere too."""
+    telemetry = telemetry or Telemetry(engine)
+    live.observe(telemetry.ended)
+    reports = LoadReports(engine, telemetry.meter, health)
+    generation = GenerationHandlers(engine, live, telemetry.metrics).by_name()
+    admin = AdminHandlers(engine, live, health, telemetry.meter).by_name()
     server = grpc.aio.server(options=CHANNEL_OPTIONS)
     server.add_generic_rpc_handlers(
         (
-            service_handler(GENERATION_SERVICE, GenerationHandlers(engine, live).by_name()),
-            service_handler(MODEL_SERVICE, ModelHandlers(engine).by_name()),
-            service_handler(ADMIN_SERVICE, {}),
+            service_handler(GENERATION_SERVICE, telemetry.counted(GENERATION_SERVICE, generation, reports.trailer)),
+            service_handler(MODEL_SERVICE, telemetry.counted(MODEL_SERVICE, ModelHandlers(engine).by_name())),
+            service_handler(ADMIN_SERVICE, telemetry.counted(ADMIN_SERVICE, admin)),
+            service_handler(reports.service, reports.by_name()),
             service_handler(HEALTH_SERVICE, health.by_name()),
             *reflection_handlers((*SERVICE_NAMES, HEALTH_SERVICE.full_name)),
             UnknownMethods(),

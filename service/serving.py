@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from engine.contracts.errors import EngineError
 from engine.execution.state_room import smallest_row_bytes
-from service.address import BindError
+from service.address import Address, AddressError, BindError
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
+from service.metrics_server import MetricsServer
+from service.pulse import beat
 from service.server import SERVICE_NAMES, bind, build_server
 from service.stopping import StartError
+from service.telemetry import Telemetry
+from service.tracing import open_tracing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
     from engine.contracts.model import ModelInfo
     from engine.execution.engine import Engine
-    from service.address import Address
     from service.settings import ServerSettings
     from service.stopping import Signals
 
@@ -47,9 +50,18 @@ async def serve_engine(
         StartError: nothing could be served.
     """
     live, health = LiveGenerations(), Health(SERVICE_NAMES)
-    server = build_server(engine, live, health)
+    try:
+        telemetry = Telemetry(engine, open_tracing(settings.otlp_endpoint))
+    except StartError:
+        loading.cancel()
+        await engine.stop()
+        raise
+    server = build_server(engine, live, health, telemetry)
+    pulse = asyncio.ensure_future(beat(telemetry.meter, telemetry.metrics))
+    metrics_server: MetricsServer | None = None
     try:
         address = bind(server, address)
+        metrics_server = served_metrics(settings, telemetry)
         await server.start()
         model = await before(signals.first, loaded(loading))
         if model is None:
@@ -57,12 +69,39 @@ async def serve_engine(
         else:
             warn_of_small_state(settings, model)
             await serve(engine, health, signals, stall_seconds=settings.health_stall_seconds, model=model, at=address)
-            await drain(live, health, signals, grace_seconds=settings.shutdown_grace_seconds)
+            await drain(
+                live,
+                health,
+                signals,
+                late_seconds=settings.shutdown_late_seconds,
+                grace_seconds=settings.shutdown_grace_seconds,
+            )
     except BindError as error:
         raise StartError(str(error)) from None
     finally:
         loading.cancel()
-        await close(engine, live, health, server, signals)
+        pulse.cancel()
+        scraping = [] if metrics_server is None else [asyncio.to_thread(metrics_server.close)]
+        await asyncio.gather(close(engine, live, health, server, signals), *scraping)
+        telemetry.tracing.close()
+
+
+def served_metrics(settings: ServerSettings, telemetry: Telemetry) -> MetricsServer | None:
+    """The metrics' own port, if one was asked for.
+
+    Raises:
+        StartError: the setting is no address.
+        BindError: it cannot be listened on.
+    """
+    if settings.metrics_listen is None:
+        return None
+    try:
+        address = Address.parse(settings.metrics_listen)
+    except AddressError as error:
+        raise StartError(f"--metrics-listen: {error}") from None
+    metrics_server = MetricsServer(telemetry.metrics.registry, address)
+    logger.info("metrics", extra={"fields": {"address": str(metrics_server.address)}})
+    return metrics_server
 
 
 async def loaded(loading: asyncio.Future[ModelInfo]) -> ModelInfo:
@@ -99,11 +138,16 @@ async def serve(
             await follower
 
 
-async def drain(live: LiveGenerations, health: Health, signals: Signals, *, grace_seconds: float) -> None:
-    """Refuse new work, and let what runs end by itself for a while."""
-    live.drain()
+async def drain(
+    live: LiveGenerations, health: Health, signals: Signals, *, late_seconds: float, grace_seconds: float
+) -> None:
+    """Say that this server ends, take what balancers still send for a moment, then let what runs end by itself."""
     health.close()
     logger.info("stopping", extra={"fields": {"live_generations": live.count}})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(late_seconds):
+            await signals.second.wait()
+    live.drain()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_seconds):
             await before(signals.second, live.wait_idle())

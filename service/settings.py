@@ -54,9 +54,14 @@ class ServerSettings(BaseModel):
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = Field(default=None, ge=1)
     adapters: tuple[tuple[str, Path], ...] = ()
+    adapters_dir: Path | None = None
+    shutdown_late_seconds: float = Field(default=0.25, ge=0, le=86_400, allow_inf_nan=False)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    metrics_listen: str | None = None
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$")
 
     def engine_settings(self) -> EngineSettings:
         """The part that the engine reads; "auto" is its None."""
@@ -76,6 +81,7 @@ class ServerSettings(BaseModel):
             prefix_cache_dir=self.prefix_cache_dir,
             prefix_cache_disk_bytes=self.prefix_cache_disk_bytes,
             adapters=self.adapters,
+            adapters_dir=self.adapters_dir,
         )
 
     @field_validator("adapters", mode="before")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationEvent, GenerationFinished
     from mlxstream.v1 import error_pb2
     from service.delivery import Delivery
+    from service.metrics import Metrics
 
 
 class ResponseStream:
@@ -28,9 +29,15 @@ class ResponseStream:
         write: Callable[[generation_pb2.GenerateResponse], Awaitable[None]],
         delivery: Delivery,
         clock: Callable[[], float],
+        metrics: Metrics | None = None,
     ) -> None:
-        """Nothing is sent before the generation has started, so that callers may retry until then."""
+        """Nothing is sent before the generation has started, so that callers may retry until then.
+
+        `metrics` hears how tokens travel.
+        """
         self._write = write
+        self._metrics = metrics
+        self._tokens_at: float | None = None
         self._delivery = delivery
         self._clock = clock
         self._sequence = 0
@@ -76,6 +83,7 @@ class ResponseStream:
                 await self._send(block=encode_block(event, self._revision(event.block_index)))
             case TokensGenerated():
                 self._progress = PrefillProgress(self._progress.prompt_tokens, self._progress.prompt_tokens)
+                self._note_arrival()
                 text = event.text if self._delivery.include_text else ""
                 self._buffer.add(TokensGenerated(event.tokens, text), self._clock())
                 await self._send_chunks(self._buffer.take(self._clock()))
@@ -95,8 +103,16 @@ class ResponseStream:
         self._revisions += 1
         return self._revisions - 1
 
+    def _note_arrival(self) -> None:
+        now = self._clock()
+        if self._metrics is not None and self._tokens_at is not None:
+            self._metrics.waited_for_tokens(now - self._tokens_at)
+        self._tokens_at = now
+
     async def _send_chunks(self, chunks: list[TokensGenerated]) -> None:
         for chunk in chunks:
+            if self._metrics is not None and chunk.tokens:
+                self._metrics.sent(len(chunk.tokens))
             with_bytes = self._delivery.include_token_bytes
             await self._send(chunk=encode_chunk(chunk.tokens, chunk.text, with_bytes=with_bytes))
 

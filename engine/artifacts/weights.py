@@ -51,6 +51,11 @@ class WeightStore:
         """Bytes of all stored tensors, taken or not, from headers alone."""
         return self._artifact.weights_bytes
 
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of the tensors that were taken."""
+        return self.weights_bytes - sum(header.nbytes for header in self._left.values())
+
     def has(self, name: str) -> bool:
         """Whether the artifact stores `name`, taken or not."""
         return name in self._artifact.tensors

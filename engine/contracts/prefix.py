@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+
+
+def salt_mark(salt: str) -> str:
+    """What the namespaces of `salt` end with, so that its entries can be found; nobody can read the salt from it."""
+    return f"-{hashlib.sha256(salt.encode('utf-8')).hexdigest()[:32]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixUse:
-    """A row reads and feeds the entries of `namespace` alone.
+    """A row reads and feeds the entries of `namespace` alone, which ends with the `salt_mark` of its salt.
 
     `of_session` marks what it leaves as part of a conversation. `cut_tokens` above 1 asks for exactness: a row then
     begins only where a cold prompt would be cut too, with a state that was written by the same cuts. It begins with

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.errors import EngineFailedError, GenerationFailedError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationEvent
     from engine.execution.delivery import Mailbox
     from engine.execution.job import Pending, Stepper
+    from engine.execution.scheduler import Limits
+    from engine.execution.tally import StepTally
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +46,12 @@ class _Step:
 class Batch:
     """Jobs waiting and running over one stepper."""
 
-    def __init__(self, stepper: Stepper, clock: Callable[[], float], tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self, stepper: Stepper, clock: Callable[[], float], tell: Callable[[Told], None], tally: StepTally
+    ) -> None:
         """Start empty; `clock` counts seconds, `tell` takes what callers are to hear, in order."""
         self._stepper = stepper
+        self._tally = tally
         self._clock = clock
         self._tell = tell
         self._prefixes = stepper.prefixes
@@ -64,6 +69,34 @@ class Batch:
     def __iter__(self) -> Iterator[Job]:
         """Every job."""
         return iter(self._jobs)
+
+    @property
+    def stepper(self) -> Stepper:
+        """What drives the rows."""
+        return self._stepper
+
+    @property
+    def limits(self) -> Limits:
+        """What may be held and done at once."""
+        return self._jobs.limits
+
+    @property
+    def running(self) -> int:
+        """Jobs that hold a row."""
+        return len(self._jobs.running)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory promised to the rows that run."""
+        return self._jobs.limits.state_bytes - self._jobs.room_bytes
+
+    def uses_adapter(self, adapter_id: str) -> bool:
+        """Whether a job, waiting or running, takes the adapter."""
+        return any(one.id == adapter_id for job in self for one in job.row.options.adapters)
+
+    def widen(self, more_bytes: int) -> None:
+        """Let rows hold so much more; a negative number takes away from what nobody holds yet."""
+        self._jobs.limits = replace(self._jobs.limits, state_bytes=max(0, self._jobs.limits.state_bytes + more_bytes))
 
     def submit(self, job: Job) -> None:
         """Put a job into the queue."""
@@ -104,11 +137,13 @@ class Batch:
             except Exception:
                 logger.exception("a step failed after all of its rows had left")
 
-    def release(self) -> None:
-        """Let go of every row's state."""
+    def close(self) -> None:
+        """Let go of every row's state, then of the model."""
+        self.settle()
         for job in self._jobs:
             job.row.close()
             self._stepper.ended()
+        self._stepper.close()
 
     def _drop_aborted(self) -> Told:
         told: Told = []
@@ -140,6 +175,7 @@ class Batch:
         if not plan:
             return None
         targets = {job: job.row.position + width for job, width in plan}
+        prompt_tokens = sum(width for job, width in plan if job.is_prefilling)
         for job, width in plan:
             job.row.limit_next_unit(width)
         try:
@@ -148,6 +184,7 @@ class Batch:
         except Exception:
             return self._noted(targets)
         self._step = _Step(pending, targets)
+        self._tally.started(tokens=sum(width for _, width in plan), prompt_tokens=prompt_tokens)
         return None
 
     def _plan(self, before: _Step | None) -> list[tuple[Job, int]]:
@@ -184,12 +221,14 @@ class Batch:
             correlation_id = new_correlation_id()
             logger.error("a row has no token: %s (correlation id %s)", drawn.reason, correlation_id)
             return self._fail(job, GenerationFailedError(correlation_id))
+        before = row.next_index
         try:
             events, finished = row.receive(drawn)
         except Exception:
             correlation_id = new_correlation_id()
             logger.exception("a row failed to commit its token (correlation id %s)", correlation_id)
             return self._fail(job, GenerationFailedError(correlation_id))
+        self._tally.generated_tokens += row.next_index - before
         if drawn is not None:
             self._prefixes.confirm(row, self._jobs.room_bytes)
         if finished is not None:

@@ -48,7 +48,7 @@ def compose(artifact: Artifact, device: str, layout: LayoutPolicy, settings: Eng
         kv=kv,
         paged_kv=paged_kv,
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
-        adapters=bool(settings.adapters),
+        adapters=bool(settings.adapters) or (settings.adapters_dir is not None and artifact.graph == "native"),
         max_rows=settings.max_rows,
         row_tile_tokens=settings.row_tile_tokens,
     )

@@ -52,9 +52,15 @@ class Mailbox:
         self._arrived = asyncio.Event()
         self._done = asyncio.Event()
         self._started: GenerationStarted | None = None
+        self._has_started = False
         self._progress: PrefillProgress | None = None
         self._output: deque[_WaitingTokens | CanvasRevised] = deque()
         self._finished: GenerationFinished | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the generation has left the queue, read or not."""
+        return self._has_started
 
     def put(self, event: GenerationEvent) -> None:
         """Merge one event; whatever follows the end is dropped."""
@@ -69,6 +75,7 @@ class Mailbox:
                 self._progress = event
             case GenerationStarted():
                 self._started = event
+                self._has_started = True
             case GenerationFinished():
                 self._finished = event
                 self._done.set()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
+    from engine.execution.adapter_mounts import AdapterMounts
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
     from engine.generation.bindings.denoising import MlxDenoisingBinding
@@ -46,14 +47,27 @@ class PendingUnits:
 class DenoisingStepper:
     """See `engine.execution.job.Stepper`. Rows make their own state, and keep none for others."""
 
-    def __init__(self, binding: MlxDenoisingBinding, wired: WiredScope, limits: Limits, prefixes: PrefixKeeper) -> None:
-        """Hold `wired` from first work to idle; `prefixes` keeps nothing."""
+    def __init__(
+        self,
+        binding: MlxDenoisingBinding,
+        wired: WiredScope,
+        limits: Limits,
+        prefixes: PrefixKeeper,
+        adapters: AdapterMounts | None = None,
+    ) -> None:
+        """Hold `wired` from first work to idle; `prefixes` keeps nothing. `adapters` None: the graph takes none."""
         self._binding = binding
+        self.adapters = adapters
         self._wired = wired
         self._units = 0
         self.limits = limits
         self.prefixes = prefixes
         self._wired.__enter__()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._binding.graph.weights_bytes
 
     def make_caches(self) -> list[Cache]:
         """None: the graph makes a row's state when it reads the first of its prompt."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -20,23 +21,27 @@ from engine.contracts.errors import (
     NotFoundError,
     UnavailableError,
 )
+from engine.contracts.load import EngineLoad, GenerationPhase, GenerationStatus, no_load_progress
 from engine.contracts.results import FinishReason
 from engine.execution.accepting import Acceptance, accept
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.job import Job
-from engine.execution.resident import Resident, find_files, load_on_engine_thread, open_text
+from engine.execution.residency import Residency
 from engine.execution.state_room import estimate
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from engine.contracts.adapters import AdapterInfo
     from engine.contracts.events import GenerationEvent, GenerationFinished, GenerationRequest
+    from engine.contracts.load import ClearReport, LoadProgress, UnloadReport
     from engine.contracts.memory import MemoryEstimate, MemoryLoad
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
-    from engine.execution.resident import EngineSettings
+    from engine.execution.job import Stepper
+    from engine.execution.resident import EngineSettings, Resident
     from engine.execution.rows import JobRow
 
 logger = logging.getLogger(__name__)
@@ -60,11 +65,23 @@ class Generation:
     """One accepted generation: its events, its abort, its end. Used on the loop, except `abort`."""
 
     def __init__(
-        self, *, generation_id: str, request_id: str, controller: AbortController, mailbox: Mailbox, row: JobRow
+        self,
+        *,
+        generation_id: str,
+        request_id: str,
+        number: int,
+        resident: Resident,
+        controller: AbortController,
+        mailbox: Mailbox,
+        row: JobRow,
     ) -> None:
-        """Built by the engine alone."""
+        """Built by the engine alone; `number` orders generations by arrival."""
         self.generation_id = generation_id
         self.request_id = request_id
+        self.model = resident.info.name
+        self.aborted_at: float | None = None
+        self._number = number
+        self.arrived_at = time.time()
         self._controller = controller
         self._mailbox = mailbox
         self._row = row
@@ -75,11 +92,28 @@ class Generation:
 
     def abort(self, reason: AbortReason) -> None:
         """Raise the abort signal; the row leaves at the next safe point. Idempotent, from any thread."""
-        self._controller.abort(reason)
+        if self._controller.abort(reason):
+            self.aborted_at = time.perf_counter()
 
     async def finished(self) -> GenerationFinished:
         """Wait for the end without reading events."""
         return await self._mailbox.finished()
+
+    def status(self) -> GenerationStatus:
+        """Where it stands. What the engine thread writes is read as it is: parts may be a step apart."""
+        row = self._row
+        phase = GenerationPhase.PREFILLING if row.is_prefilling and not row.next_index else GenerationPhase.DECODING
+        return GenerationStatus(
+            number=self._number,
+            generation_id=self.generation_id,
+            request_id=self.request_id,
+            model=self.model,
+            phase=phase if self._mailbox.has_started else GenerationPhase.QUEUED,
+            prompt_tokens=row.prompt_tokens,
+            prefilled_tokens=min(row.position, row.prompt_tokens),
+            generated_tokens=row.next_index,
+            arrived_at=self.arrived_at,
+        )
 
     def give_up(self, error: EngineError) -> None:
         """End without the engine thread, which does not answer any more; what it may still say is dropped."""
@@ -94,12 +128,13 @@ class Engine:
         self._settings = settings
         self._state = EngineState.LOADING
         self._thread: EngineThread | None = None
-        self._resident: Resident | None = None
+        self._residency: Residency | None = None
         self._fault: EngineError | None = None
         self._ended = asyncio.Event()
         self._stopping = False
         self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
         self._text_work = TextWork()
+        self._numbers = itertools.count()
 
     @property
     def state(self) -> EngineState:
@@ -111,10 +146,27 @@ class Engine:
         """The resident model.
 
         Raises:
-            UnavailableError: it is loading, or the engine has stopped.
+            UnavailableError: it is loading, there is none, or the engine has stopped.
             EngineFailedError: the engine thread has died.
         """
         return self._ready().info
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a model is resident, and the engine thread takes work for it."""
+        return self._state is EngineState.READY and not self._stopping and self._resident is not None
+
+    @property
+    def _resident(self) -> Resident | None:
+        return None if self._residency is None else self._residency.current
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is; all zeros before there is a thread."""
+        return EngineLoad(queue_limit=self._settings.max_queue) if self._thread is None else self._thread.load()
+
+    def generations(self) -> list[GenerationStatus]:
+        """The live generations of all callers, oldest first."""
+        return sorted((generation.status() for generation, _ in self._live.values()), key=lambda one: one.number)
 
     def stalled_seconds(self) -> float:
         """How long the step in hand has taken; 0 when idle."""
@@ -133,14 +185,14 @@ class Engine:
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[Resident] = loop.create_future()
         dispatcher = Dispatcher(loop)
-        files = self._text_work.submit(find_files, self._settings)
-        text = self._text_work.submit(open_text, files)
+        residency = Residency(self._settings, self._text_work, dispatcher)
+        self._residency = residency
 
         def report(resident: Resident) -> None:
             dispatcher.call(_resolve, loaded, resident)
 
         self._thread = EngineThread(
-            load=lambda: load_on_engine_thread(self._settings, files, text, report, lambda: self._stopping),
+            load=self._begin_loading(report),
             dispatcher=dispatcher,
             on_end=self._on_end,
             max_queue=self._settings.max_queue,
@@ -155,10 +207,38 @@ class Engine:
             ended.cancel()
         if not loaded.done():
             raise self._fault or UnavailableError("stopped")
-        self._resident = loaded.result()
+        await asyncio.wrap_future(self._thread.call(_nothing))  # it has taken the model in, and takes errands
+        residency.begin(loaded.result(), self._thread)
         if self._state is EngineState.LOADING:
             self._state = EngineState.READY
         return self.model
+
+    async def load_model(
+        self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress
+    ) -> ModelInfo:
+        """Bring a model in and serve it in place of the one before; see `Residency.load`.
+
+        Raises:
+            OverloadedError: another change of models is at work.
+            EngineError: the model cannot be loaded; what was resident still is.
+        """
+        return (await self._changes().load(reference, progress)).info
+
+    async def unload_model(self, name: str) -> UnloadReport:
+        """Stop serving the model and free its memory; its generations end as aborted."""
+        return await self._changes().unload(name, self._end_rows)
+
+    async def mount_adapter(self, adapter_id: str, source: str, *, model: str) -> AdapterInfo:
+        """Mount an adapter over the resident model; see `Residency.mount`."""
+        return await self._changes().mount(adapter_id, source, model=model)
+
+    async def unmount_adapter(self, adapter_id: str, *, model: str) -> int:
+        """Take an adapter off once no generation uses it; new ones are refused at once. Returns the bytes freed."""
+        return await self._changes().unmount(adapter_id, model=model)
+
+    async def clear_prefixes(self, *, model: str, salt: str | None) -> ClearReport:
+        """Forget kept prefixes, all or those of one salt."""
+        return await self._changes().clear_prefixes(model=model, salt=salt)
 
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         """Abort what runs, end the thread and wait for it. Idempotent; also ends a load, at its next tensor.
@@ -166,8 +246,9 @@ class Engine:
         A thread that does not answer is left behind after a while, or as soon as `hurry` is set.
         """
         self._stopping = True
-        for generation, _ in list(self._live.values()):
-            generation.abort(AbortReason.SHUTDOWN)
+        if self._residency is not None:
+            self._residency.stop()
+        self.abort_all()
         if self._thread is not None:
             self._thread.stop()
             await self._wait_ended(STOP_SECONDS if self._resident is not None else STOP_LOADING_SECONDS, hurry)
@@ -176,6 +257,32 @@ class Engine:
         self._text_work.close()
         if self._state is not EngineState.FAILED:
             self._state = EngineState.STOPPED
+
+    def abort_all(self) -> int:
+        """End every live generation as the service's own end does; returns how many."""
+        generations = [generation for generation, _ in self._live.values()]
+        for generation in generations:
+            generation.abort(AbortReason.SHUTDOWN)
+        return len(generations)
+
+    def _end_rows(self) -> int:
+        """Abort the generations of a model that is taken off."""
+        generations = [generation for generation, _ in self._live.values()]
+        for generation in generations:
+            generation.abort(AbortReason.REQUESTED)
+        return len(generations)
+
+    def _changes(self) -> Residency:
+        """Whom to ask for a change.
+
+        Raises:
+            UnavailableError: the first model is not there yet, or the engine has stopped.
+            EngineFailedError: the engine thread has died.
+        """
+        self._require_running()
+        if self._residency is None:
+            raise UnavailableError("loading", "the model is loading")
+        return self._residency
 
     async def _wait_ended(self, seconds: float, hurry: asyncio.Event | None) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (self._ended, hurry) if event is not None]
@@ -197,11 +304,13 @@ class Engine:
         Raises:
             EngineError: see the tree; nothing of the request remains.
         """
-        resident = self._resolve_model(request.model)
-        self._refuse_duplicate(request.caller, request.request_id)
         submitted_at = time.perf_counter()
-        acceptance = await self._text_work.run(accept, resident, request)
-        self._ready()
+        while True:
+            resident = self._resolve_model(request.model)
+            self._refuse_duplicate(request.caller, request.request_id)
+            acceptance = await self._text_work.run(accept, resident, request)
+            if self._ready() is resident:
+                break  # else the model or its adapters have changed meanwhile
         self._refuse_duplicate(request.caller, acceptance.request_id)
         return self._submit(resident, request, acceptance, submitted_at)
 
@@ -249,6 +358,12 @@ class Engine:
         tokenizer = self._resolve_model(model).text.tokenizer
         return [tokenizer.token_bytes(token) for token in ids]
 
+    def _begin_loading(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
+        """Begin what goes on beside the loop; what is returned runs on the engine thread, and `report`s the model."""
+        if self._residency is None:
+            raise RuntimeError("a load begins before there is a place for its model")
+        return self._residency.first(report)
+
     def _submit(
         self, resident: Resident, request: GenerationRequest, acceptance: Acceptance, submitted_at: float
     ) -> Generation:
@@ -259,6 +374,8 @@ class Engine:
         generation = Generation(
             generation_id=acceptance.generation_id,
             request_id=acceptance.request_id,
+            number=next(self._numbers),
+            resident=resident,
             controller=controller,
             mailbox=mailbox,
             row=row,
@@ -276,7 +393,8 @@ class Engine:
                 context_tokens=acceptance.context_tokens,
                 unit_tokens=acceptance.unit_tokens,
                 prefix=acceptance.prefix,
-            )
+            ),
+            to=resident.number,
         )
         self._live[key] = (generation, acceptance.generation_id)
         return generation
@@ -292,13 +410,19 @@ class Engine:
         return resident
 
     def _ready(self) -> Resident:
+        self._require_running()
+        resident = self._resident
+        if resident is not None:
+            return resident
+        if self._state is EngineState.LOADING:
+            raise UnavailableError("loading", "the model is loading")
+        raise UnavailableError("unloaded", "no model is loaded")
+
+    def _require_running(self) -> None:
         if self._fault is not None:
             raise self._fault
         if self._state is EngineState.STOPPED or self._stopping:
             raise UnavailableError("stopped", "the service is shutting down")
-        if self._resident is None:
-            raise UnavailableError("loading", "the model is loading")
-        return self._resident
 
     def _on_end(self, fault: EngineError | None) -> None:
         if fault is not None and not (self._stopping and isinstance(fault, UnavailableError)):
@@ -307,6 +431,10 @@ class Engine:
             if isinstance(fault, EngineFailedError):
                 logger.error("the engine has failed: %s", fault)
         self._ended.set()
+
+
+def _nothing() -> None:
+    """An errand that is done when those before it are."""
 
 
 def _resolve(future: asyncio.Future[Resident], resident: Resident) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.events import GenerationStarted
     from engine.contracts.prefix import PrefixUse
+    from engine.execution.adapter_mounts import AdapterMounts
     from engine.execution.delivery import Mailbox
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.rows import JobRow
@@ -37,6 +38,14 @@ class Stepper(Protocol):
     @property
     def prefixes(self) -> PrefixKeeper:
         """States that rows can begin with."""
+
+    @property
+    def adapters(self) -> AdapterMounts | None:
+        """Where adapters are taken on and off; None where the graph takes none."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What the model holds, rows apart."""
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""

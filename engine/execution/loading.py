@@ -5,7 +5,6 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,13 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.adapters.mounting import mount
+from engine.artifacts.resident_size import resident_bytes
 from engine.artifacts.weights import WeightStore
 from engine.contracts.errors import ConfigurationError, CorruptArtifactError
+from engine.contracts.load import LoadPhase, LoadProgress
 from engine.contracts.model import ModelInfo
 from engine.contracts.options import OptionDefaults
+from engine.execution.adapter_mounts import AdapterMounts
 from engine.execution.composing import compose, weights_facts
 from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
 from engine.execution.prefix_opening import no_prefixes, open_prefixes
@@ -26,7 +27,7 @@ from engine.execution.state_room import smallest_row_bytes
 from engine.execution.stepper import PackedStepper, exercise
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding, bind_mlx_autoregressive_graph
 from engine.generation.bindings.denoising import MlxDenoisingBinding, bind_denoising_model
-from engine.generation.memory import usable_bytes, workspace_bytes
+from engine.generation.memory import ELEMENT_BYTES, usable_bytes, workspace_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
 from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from engine.ops.adapted import AdapterSites
     from engine.runtime.policy import LayoutPolicy, WeightsFacts
     from engine.runtime.prepare import Runtime
-
-logger = logging.getLogger(__name__)
 
 
 Binding = MlxAutoregressiveBinding | MlxDenoisingBinding
@@ -67,13 +66,18 @@ def load_model(
     fingerprint: Callable[[], str],
     has_chat_template: Callable[[], bool],
     before_each: Callable[[], None],
+    progress: Callable[[LoadProgress], None],
+    beside: bool,
     started_at: float,
 ) -> LoadedModel:
     """Build, bind and warm the graph of `files.artifact`; `before_each` product may raise to end the load.
 
+    `beside`: another model is resident, and stays so if this one has no room.
+
     Raises:
         ArtifactError: weights are missing, damaged or left over.
-        ConfigurationError: keys and values cannot be stored as the settings ask, or no request at all would fit.
+        ConfigurationError: keys and values cannot be stored as the settings ask, or memory is too small for the
+            weights beside another model, or for any request.
         CorruptArtifactError: they are not finite numbers.
         GraphContractError: the graph does not keep its promises.
     """
@@ -81,7 +85,11 @@ def load_model(
     facts = weights_facts(artifact)
     layout = runtime.layout(facts)
     composition = compose(artifact, runtime.info.device, layout, settings)
-    binding, adapters = _bound(files, layout, facts, composition, runtime, before_each)
+    if beside:
+        _require_room_beside(files, layout, composition, runtime)
+    binding, mounts, adapters = _bound(files, layout, facts, composition, runtime, before_each, progress)
+    progress(LoadProgress(phase=LoadPhase.WARMING))
+    before_each()
     if not _works(binding):
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
@@ -105,7 +113,7 @@ def load_model(
     )
     limits = _limits(binding, layout, runtime, settings)
     _require_room(info, limits, settings)
-    return LoadedModel(stepper=_stepper(settings, binding, info, limits), info=info, binding=binding)
+    return LoadedModel(stepper=_stepper(settings, binding, info, limits, mounts), info=info, binding=binding)
 
 
 def _option_defaults(binding: Binding, artifact: Artifact) -> OptionDefaults:
@@ -118,7 +126,9 @@ def _works(binding: Binding) -> bool:
     return try_denoising(binding) if isinstance(binding, MlxDenoisingBinding) else exercise(binding)
 
 
-def _stepper(settings: EngineSettings, binding: Binding, info: ModelInfo, limits: Limits) -> Stepper:
+def _stepper(
+    settings: EngineSettings, binding: Binding, info: ModelInfo, limits: Limits, mounts: AdapterMounts | None
+) -> Stepper:
     """What drives the method of `binding`.
 
     Raises:
@@ -126,9 +136,9 @@ def _stepper(settings: EngineSettings, binding: Binding, info: ModelInfo, limits
     """
     wired = _wired_scope(binding)
     if isinstance(binding, MlxDenoisingBinding):
-        return DenoisingStepper(binding, wired, limits, no_prefixes(settings))
+        return DenoisingStepper(binding, wired, limits, no_prefixes(settings), mounts)
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
-    return PackedStepper(binding, wired, limits, prefixes)
+    return PackedStepper(binding, wired, limits, prefixes, mounts)
 
 
 def _bound(
@@ -138,43 +148,65 @@ def _bound(
     composition: Composition,
     runtime: Runtime,
     before_each: Callable[[], None],
-) -> tuple[Binding, tuple[AdapterInfo, ...]]:
+    progress: Callable[[LoadProgress], None],
+) -> tuple[Binding, AdapterMounts | None, tuple[AdapterInfo, ...]]:
     """The graph of `files`, ours or mlx-lm's, with its adapters mounted, bound to its method."""
     artifact = files.artifact
     if artifact.graph == "mlx-lm":
         if files.adapters:
             raise ConfigurationError("adapters", "a graph of mlx-lm takes no adapters")
+        progress(LoadProgress(phase=LoadPhase.READING, total_bytes=artifact.weights_bytes))
         foreign = load_foreign_graph(
             artifact, layout, composition, stored_dtype=facts.stored_dtype, before_each=before_each
         )
-        return bind_mlx_autoregressive_graph(foreign, foreign.states), ()
+        return bind_mlx_autoregressive_graph(foreign, foreign.states), None, ()
     store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
-    reader = WeightReader(store, layout, before_each=before_each, unpack_kernel=runtime.unpack_kernel)
+
+    def between_products() -> None:
+        total_bytes = store.weights_bytes
+        progress(LoadProgress(phase=LoadPhase.READING, done_bytes=store.taken_bytes, total_bytes=total_bytes))
+        before_each()
+
+    reader = WeightReader(store, layout, before_each=between_products, unpack_kernel=runtime.unpack_kernel)
     try:
         if artifact.config.method == "denoising":
             denoiser = build_denoising_graph(artifact.config, reader, composition)
-            return bind_denoising_model(denoiser), _mounted(files, denoiser.adapters, composition)
+            mounts, adapters = _mounted(files, denoiser.adapters, composition)
+            return bind_denoising_model(denoiser), mounts, adapters
         graph = build_graph(artifact.config, reader, composition)
-        adapters = _mounted(files, graph.adapters, composition)
-        return bind_mlx_autoregressive_graph(graph), adapters
+        mounts, adapters = _mounted(files, graph.adapters, composition)
+        return bind_mlx_autoregressive_graph(graph), mounts, adapters
     finally:
         reader.close()
         store.close()
 
 
-def _mounted(files: ModelFiles, sites: AdapterSites | None, composition: Composition) -> tuple[AdapterInfo, ...]:
-    """The account of each adapter, now mounted; what cannot be mounted ends the load."""
+def _mounted(
+    files: ModelFiles, sites: AdapterSites | None, composition: Composition
+) -> tuple[AdapterMounts | None, tuple[AdapterInfo, ...]]:
+    """Where adapters go, and the account of each that is mounted now; what cannot be mounted ends the load."""
     if sites is None:
         if files.adapters:
             raise ConfigurationError("adapters", "this model takes no adapters")
-        return ()
-    mounted = []
-    for adapter in files.adapters:
-        info = mount(adapter, sites, files.artifact, compute_dtype=composition.compute_dtype)
-        logger.info("adapter %s: %d tensors applied, %d skipped", info.id, info.applied_tensors,
-                    len(info.skipped_tensors))  # fmt: skip
-        mounted.append(info)
-    return tuple(mounted)
+        return None, ()
+    mounts = AdapterMounts(sites=sites, artifact=files.artifact, compute_dtype=composition.compute_dtype)
+    return mounts, tuple(mounts.mount(one) for one in files.adapters)
+
+
+def _require_room_beside(files: ModelFiles, layout: LayoutPolicy, composition: Composition, runtime: Runtime) -> None:
+    """Refuse weights that do not fit beside the model that is there, before any is read."""
+    needed = resident_bytes(
+        files.artifact,
+        element_bytes=ELEMENT_BYTES[composition.compute_dtype],
+        dequantize=layout.dequantize,
+        pretranspose=layout.pretranspose_linear,
+    )
+    if not runtime.fits_in_memory(needed):
+        raise ConfigurationError(
+            "model",
+            f"the weights of {files.name} would take {needed} bytes beside the served model, and "
+            f"{runtime.available_memory_bytes()} are available; unload that one first",
+        )
 
 
 def _limits(binding: Binding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings) -> Limits:

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.cache import capacity_for
+from engine.contracts.load import ClearReport
 from engine.state.prefix_index import TOKEN_BYTES, length_of, shared_tokens, token_key
 from engine.state.prefix_store import PrefixEntry, PrefixHit
 
@@ -62,6 +63,25 @@ class PrefixKeeper:
     def capacity_bytes(self) -> int:
         """Bytes that may be kept at most; 0 when nothing is kept."""
         return self._store.capacity_bytes
+
+    @property
+    def entries(self) -> int:
+        """States held in memory."""
+        return len(self._store)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they hold."""
+        return self._store.nbytes
+
+    def clear(self, mark: str = "") -> ClearReport:
+        """Forget the states whose namespace ends with `mark`, on disk too. What rows have begun with stays theirs."""
+        self._unconfirmed = {row: one for row, one in self._unconfirmed.items() if not one.namespace.endswith(mark)}
+        entries, freed_bytes = self._store.forget(mark)
+        if self._disk is not None:
+            files, file_bytes = self._disk.forget(mark)
+            entries, freed_bytes = entries + files, freed_bytes + file_bytes
+        return ClearReport(cleared_entries=entries, freed_bytes=freed_bytes)
 
     def awaits(self, row: KeptRow, use: PrefixUse | None, others: Iterable[tuple[KeptRow, PrefixUse | None]]) -> bool:
         """Whether `row` should wait for a prompt of `others`, which run: it begins alike, and is read to its end soon.

@@ -11,13 +11,14 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from engine.adapters.files import open_adapters
 from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.identity import weights_fingerprint
 from engine.contracts.errors import MissingArtifactError, UnavailableError
+from engine.contracts.load import LoadPhase, LoadProgress, no_load_progress
 from engine.execution.state_room import MemoryFacts
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
     from engine.contracts.prefill import PrefillPolicy
     from engine.execution.job import Stepper
     from engine.execution.text_model import TextModel
+    from engine.runtime.prepare import Runtime
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAUSE_SECONDS: Final = 0.01
+"""How long the engine thread waits for other threads of a load before it looks after its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +56,8 @@ class EngineSettings:
     shares products freely.
     `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
     row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
-    `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount.
+    `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount, and `adapters_dir`
+    the folder below which more may be mounted while the model serves.
     """
 
     model: str
@@ -67,6 +75,7 @@ class EngineSettings:
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int | None = None
     adapters: tuple[tuple[str, Path], ...] = ()
+    adapters_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +91,7 @@ class ModelFiles:
 class Resident:
     """A loaded model: its facts, its text half, how prompts are cut, and what rows and kept prefixes may hold.
 
-    `holds_workspace` as in `MemoryFacts`.
+    `holds_workspace` as in `MemoryFacts`; `number` is what the engine thread knows it by.
     """
 
     info: ModelInfo
@@ -92,6 +101,7 @@ class Resident:
     state_bytes: int
     holds_workspace: bool
     prefix_bytes: int
+    number: int = 0
 
     @property
     def memory(self) -> MemoryFacts:
@@ -107,14 +117,22 @@ class Resident:
         )
 
 
-def find_files(settings: EngineSettings) -> ModelFiles:
+def find_files(
+    settings: EngineSettings, *, progress: Callable[[LoadProgress], None] = no_load_progress, paths: bool = True
+) -> ModelFiles:
     """Find the model's files, fetching them if they are not on this machine, and open them; no tensor is read.
+
+    Args:
+        settings: which model, and which adapters with it.
+        progress: told what is done; called from any thread.
+        paths: whether the model may be named by a path.
 
     Raises:
         EngineError: there is no such model, or its files cannot be used.
     """
     adapters = open_adapters(settings.adapters)
-    location = _locate(settings.model)
+    location = _locate(settings.model, progress, paths=paths)
+    progress(LoadProgress(phase=LoadPhase.VALIDATING))
     return ModelFiles(name=location.name, artifact=open_artifact(location.path), adapters=adapters)
 
 
@@ -129,22 +147,13 @@ def open_text(files: Future[ModelFiles]) -> TextModel:
     return opened
 
 
-def load_on_engine_thread(
-    settings: EngineSettings,
-    files: Future[ModelFiles],
-    text: Future[TextModel],
-    report: Callable[[Resident], None],
-    is_stopping: Callable[[], bool],
-) -> Stepper:
-    """Prepare the runtime, then bring the tensors in; the first thing that the engine thread does.
-
-    `report` gets the resident model once it is warm.
+def prepare(settings: EngineSettings) -> Runtime:
+    """Bring the machinery up; the first thing that the engine thread does.
 
     Raises:
-        EngineError: the model cannot be loaded here, or `is_stopping` says that nobody wants it any more.
+        ConfigurationError: a setting cannot be honoured on this machine.
     """
-    started_at = time.perf_counter()
-    runtime = prepare_runtime(
+    return prepare_runtime(
         RuntimeSettings(
             cache_directory=settings.state_dir / "cache",
             device=settings.device,
@@ -152,9 +161,41 @@ def load_on_engine_thread(
             blas=settings.blas,
         )
     )
+
+
+def load_on_engine_thread(
+    settings: EngineSettings,
+    runtime: Runtime,
+    files: Future[ModelFiles],
+    text: Future[TextModel],
+    *,
+    is_unwanted: Callable[[], bool],
+    progress: Callable[[LoadProgress], None] = no_load_progress,
+    beside: bool = False,
+) -> tuple[Stepper, Resident]:
+    """Bring the tensors in, on the engine thread, and warm the model.
+
+    Args:
+        settings: how it is held.
+        runtime: the prepared machinery.
+        files: its files, once they are found.
+        text: its text half, once it is opened.
+        is_unwanted: asked between tensors, and whether to give up; others may have their turn meanwhile.
+        progress: told what is done.
+        beside: whether another model is resident.
+
+    Raises:
+        EngineError: the model cannot be loaded here, or nobody wants it any more.
+    """
+    started_at = time.perf_counter()
     loading = importlib.import_module("engine.execution.loading")  # imports mlx, which the runtime has made ready
     model_files = files.result()
-    with ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash") as pool:
+
+    def go_on() -> None:
+        _go_on(is_unwanted, text)
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash")
+    try:
         fingerprint = pool.submit(
             weights_fingerprint, model_files.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
         )
@@ -162,40 +203,60 @@ def load_on_engine_thread(
             model_files,
             runtime,
             settings,
-            fingerprint=fingerprint.result,
-            has_chat_template=lambda: text.result().template is not None,
-            before_each=lambda: _go_on(is_stopping, text),
+            fingerprint=lambda: _awaited(fingerprint, go_on),
+            has_chat_template=lambda: _awaited(text, go_on).template is not None,
+            before_each=go_on,
+            progress=progress,
+            beside=beside,
             started_at=started_at,
         )
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
     stepper: Stepper = loaded.stepper
-    report(
-        Resident(
-            info=loaded.info,
-            text=text.result(),
-            prefill_policy=loaded.binding.prefill_policy,
-            step_tokens=stepper.limits.prefill_step_tokens,
-            state_bytes=stepper.limits.state_bytes,
-            holds_workspace=settings.state_bytes is None,
-            prefix_bytes=stepper.prefixes.capacity_bytes,
-        )
+    return stepper, Resident(
+        info=loaded.info,
+        text=text.result(),
+        prefill_policy=loaded.binding.prefill_policy,
+        step_tokens=stepper.limits.prefill_step_tokens,
+        state_bytes=stepper.limits.state_bytes,
+        holds_workspace=settings.state_bytes is None,
+        prefix_bytes=stepper.prefixes.capacity_bytes,
     )
-    return stepper
 
 
-def _go_on(is_stopping: Callable[[], bool], text: Future[TextModel]) -> None:
-    """Raise when nobody wants the tensors any more: the engine is asked to stop, or the text half has failed."""
-    if is_stopping():
-        raise UnavailableError("stopped", "the engine was stopped while its model was loading")
+def _awaited(future: Future[T], go_on: Callable[[], None]) -> T:
+    """The result of `future`; others have their turn until it is there."""
+    while True:
+        try:
+            return future.result(timeout=PAUSE_SECONDS)
+        except TimeoutError:
+            if future.done():  # the work itself has timed out
+                raise
+            go_on()
+
+
+def _go_on(is_unwanted: Callable[[], bool], text: Future[TextModel]) -> None:
+    """Raise when nobody wants the tensors any more: the load is given up, or the text half has failed."""
+    if is_unwanted():
+        raise UnavailableError("stopped", "the load was given up")
     if text.done():
         text.result()
 
 
-def _locate(reference: str) -> catalogue.ModelLocation:
+def _locate(reference: str, progress: Callable[[LoadProgress], None], *, paths: bool) -> catalogue.ModelLocation:
     try:
-        return catalogue.resolve(reference)
+        return catalogue.resolve(reference, paths=paths)
     except MissingArtifactError:
         logger.info("fetching model %s", reference)
-        return catalogue.pull(reference, _log_progress())
+        log = _log_progress()
+
+        def fetched(pulled: PullProgress) -> None:
+            log(pulled)
+            progress(
+                LoadProgress(phase=LoadPhase.FETCHING, done_bytes=pulled.done_bytes, total_bytes=pulled.total_bytes)
+            )
+
+        return catalogue.pull(reference, fetched, paths=paths)
 
 
 def _log_progress() -> Callable[[PullProgress], None]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent, GenerationFinished
+    from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import FinishReason
 
 
@@ -49,6 +50,10 @@ class KeptRow(Protocol):
 
 class JobRow(KeptRow, Protocol):
     """One generation between admission and its end, whatever its method. Units: tokens, and units of work."""
+
+    @property
+    def options(self) -> ResolvedOptions:
+        """What runs."""
 
     @property
     def signal(self) -> AbortSignal:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
+    from engine.execution.adapter_mounts import AdapterMounts
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
     from engine.generation.autoregressive import PendingStep
@@ -32,15 +33,26 @@ class PackedStepper:
     """See `engine.execution.job.Stepper`."""
 
     def __init__(
-        self, binding: MlxAutoregressiveBinding, wired: WiredScope, limits: Limits, prefixes: PrefixKeeper
+        self,
+        binding: MlxAutoregressiveBinding,
+        wired: WiredScope,
+        limits: Limits,
+        prefixes: PrefixKeeper,
+        adapters: AdapterMounts | None = None,
     ) -> None:
-        """Hold `wired` from first work to idle."""
+        """Hold `wired` from first work to idle. `adapters` None: the graph takes none."""
         self._binding = binding
+        self.adapters = adapters
         self._wired = wired
         self._steps = 0
         self.limits = limits
         self.prefixes = prefixes
         self._wired.__enter__()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the weights, of adapters over them, and of kept prefixes."""
+        return self._binding.graph.weights_bytes + self.prefixes.nbytes
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""

@@ -19,7 +19,7 @@ from engine.contracts.errors import (
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.kv_scheme import converts_at
 from engine.contracts.options import PENALTY_WINDOW_TOKENS, XTC_THRESHOLD, OptionDefaults, ResolvedOptions
-from engine.contracts.prefix import PrefixUse
+from engine.contracts.prefix import PrefixUse, salt_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -153,11 +153,11 @@ def resolve_prefix(
         "adapters": [[one.id, revisions[one.id], one.scale] for one in resolved.adapters],
         "cut_tokens": cut_tokens,
         "least_tokens": least_tokens,
-        "salt": "" if options.cache is None else options.cache.salt,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii"))
+    salt = "" if options.cache is None else options.cache.salt
     return PrefixUse(
-        namespace=digest.hexdigest(),
+        namespace=digest.hexdigest() + salt_mark(salt),
         of_session=bool(options.cache_session_id),
         cut_tokens=cut_tokens,
         least_tokens=least_tokens,

@@ -100,6 +100,10 @@ class AdaptedLinear:
         """Let rows that take `adapter` add `pairs` to their results."""
         self._attached[adapter] = list(pairs)
 
+    def detach(self, adapter: str) -> None:
+        """Let go of the pairs of `adapter`."""
+        self._attached.pop(adapter, None)
+
     def detach_all(self) -> None:
         """Let go of all pairs."""
         self._attached.clear()
@@ -126,7 +130,7 @@ class AdapterSites:
         self.step: tuple[AdaptedTokens, ...] = ()
         self._places: dict[str, tuple[AdaptedLinear, slice]] = {}
         self._targets: dict[str, AdapterTarget] = {}
-        self._pairs: list[LowRankPair] = []
+        self._bytes_of: dict[str, int] = {}
 
     @property
     def targets(self) -> Mapping[str, AdapterTarget]:
@@ -136,7 +140,7 @@ class AdapterSites:
     @property
     def nbytes(self) -> int:
         """Bytes that the attached pairs hold."""
-        return sum(pair.nbytes for pair in self._pairs)
+        return sum(self._bytes_of.values())
 
     def place(self, product: Product, targets: Sequence[AdapterTarget]) -> AdaptedLinear:
         """`product`, whose results are those of `targets` side by side, as a place for adapters."""
@@ -161,8 +165,18 @@ class AdapterSites:
         mx.eval([(one.pair.a, one.pair.b) for _, attached in held for one in attached])
         for adapted, attached in held:
             adapted.attach(adapter, attached)
-            self._pairs += [one.pair for one in attached]
-        return sum(one.pair.nbytes for _, attached in held for one in attached)
+        self._bytes_of[adapter] = sum(one.pair.nbytes for _, attached in held for one in attached)
+        return self._bytes_of[adapter]
+
+    def detach(self, adapter: str) -> int:
+        """Take `adapter` off; no row of a later step may take it.
+
+        Returns:
+            The bytes that its pairs held.
+        """
+        for adapted, _ in self._places.values():
+            adapted.detach(adapter)
+        return self._bytes_of.pop(adapter, 0)
 
     def begin(self, segments: Sequence[PackedSegment]) -> None:
         """A step of `segments` follows."""
@@ -179,7 +193,7 @@ class AdapterSites:
         """Let go of all adapters."""
         for adapted, _ in self._places.values():
             adapted.detach_all()
-        self._pairs.clear()
+        self._bytes_of.clear()
         self.step = ()
 
 

@@ -144,6 +144,22 @@ class PrefixDisk:
                 self._queue.popleft()
             self._changed.notify_all()
 
+    def forget(self, mark: str) -> tuple[int, int]:
+        """Remove the entries whose namespace ends with `mark` ("" for all), written or queued.
+
+        Returns:
+            How many files went, and their bytes. One that is being written at this moment stays.
+        """
+        with self._changed:
+            self._queue = deque(one for one in self._queue if not one.record.namespace.endswith(mark))
+        found = [stored for stored in self._stored() if stored.record.namespace.endswith(mark)]
+        freed_bytes = 0
+        for stored in found:
+            with suppress(OSError):
+                freed_bytes += stored.path.stat().st_size
+            self._remove(stored)
+        return len(found), freed_bytes
+
     def wait_idle(self, seconds: float) -> bool:
         """Wait until everything is read and written; returns whether it came to that."""
         with self._changed:

@@ -132,6 +132,13 @@ class PrefixStore:
         while self._nbytes > max(0, room_bytes):
             self.drop(next(iter(self)))
 
+    def forget(self, mark: str) -> tuple[int, int]:
+        """Drop the entries whose namespace ends with `mark` ("" for all); returns how many, and their bytes."""
+        found = [entry for entry in self if entry.namespace.endswith(mark)]
+        for entry in found:
+            self.drop(entry)
+        return len(found), sum(entry.nbytes for entry in found)
+
     def drop(self, entry: PrefixEntry) -> None:
         """Forget one entry that is held."""
         self._index.remove(entry.namespace, entry.key)

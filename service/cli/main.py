@@ -14,6 +14,7 @@ COMMANDS: Final = MappingProxyType(
         "serve": "Serve a model over gRPC until it is told to stop.",
         "generate": "Stream one answer into the terminal.",
         "chat": "Talk with a model in the terminal.",
+        "top": "Watch a server at work.",
         "models": "Fetch models, list what is there, and explain them.",
         "demo": "Start a server, ask it one question, show the answer, and stop.",
     }

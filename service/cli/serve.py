@@ -43,9 +43,18 @@ from service.signals import leave_on_signals
               "-start{tokens}. Default plain.")  # fmt: skip
 @click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
               help="LoRA adapter that requests may select by its name; may be repeated.")  # fmt: skip
+@click.option("--adapters-dir", type=click.Path(path_type=Path),
+              help="Folder below which AdminService may mount more of them. Default: none.")  # fmt: skip
+@click.option("--shutdown-late-seconds", type=float, help="How long new calls are still taken once health says that "
+              "the server ends. Default 0.25.")  # fmt: skip
 @click.option("--shutdown-grace-seconds", type=float, help="How long running streams may go on at the end. Default 5.")
 @click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60.")
 @click.option("--log-level", help="debug, info, warning or error. Default info.")
+@click.option("--log-format", help="text, or json: one object a line. Default text.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Where Prometheus finds metrics, over plain HTTP. "
+              "Default: nowhere.")  # fmt: skip
+@click.option("--otlp-endpoint", metavar="URL", help="Where OpenTelemetry traces go, such as http://127.0.0.1:4317. "
+              "Default: nowhere.")  # fmt: skip
 def serve(config_file: Path | None, **flags: Any) -> None:
     """Serve a model over gRPC until SIGTERM or Ctrl-C.
 

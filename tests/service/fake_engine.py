@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from engine.contracts.adapters import AdapterInfo
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import Composition
 from engine.contracts.errors import DuplicateRequestError, EngineError, GenerationAborted, UnavailableError
@@ -22,6 +25,14 @@ from engine.contracts.events import (
 )
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.load import (
+    ClearReport,
+    EngineLoad,
+    GenerationPhase,
+    GenerationStatus,
+    LoadProgress,
+    UnloadReport,
+)
 from engine.contracts.memory import MemoryEstimate, MemoryLoad
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.contracts.options import OptionDefaults, ResolvedOptions
@@ -29,6 +40,8 @@ from engine.contracts.prompt import ChatPrompt
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
 from engine.execution.delivery import Mailbox
 from engine.execution.engine import EngineState
+
+NUMBERS = itertools.count()
 
 DESCRIPTOR = GraphDescriptor(
     id="llama:tiny",
@@ -81,6 +94,20 @@ OPTIONS = ResolvedOptions(
 )
 
 
+def adapter(adapter_id: str) -> AdapterInfo:
+    return AdapterInfo(
+        id=adapter_id,
+        revision=f"sha256:{adapter_id}",
+        rank=8,
+        scale=2.5,
+        mounted_layers=2,
+        applied_tensors=28,
+        skipped_tensors=("one", "two"),
+        file_bytes=400,
+        resident_bytes=300,
+    )
+
+
 class FakeGeneration:
     """One scripted generation; it ends by its script, or as soon as it is aborted."""
 
@@ -88,6 +115,10 @@ class FakeGeneration:
         self.request = request
         self.generation_id = uuid.uuid4().hex
         self.request_id = request.request_id or self.generation_id
+        self.model = MODEL.name
+        self.arrived_at = time.time()
+        self.aborted_at: float | None = None
+        self.number = next(NUMBERS)
         self.abort_reason: AbortReason | None = None
         self.aborted = asyncio.Event()
         self.emitted = 0
@@ -103,7 +134,21 @@ class FakeGeneration:
     def abort(self, reason: AbortReason) -> None:
         if self.abort_reason is None:
             self.abort_reason = reason
+            self.aborted_at = time.perf_counter()
             self.aborted.set()
+
+    def status(self) -> GenerationStatus:
+        return GenerationStatus(
+            number=self.number,
+            generation_id=self.generation_id,
+            request_id=self.request_id,
+            model=self.model,
+            phase=GenerationPhase.DECODING if self.emitted else GenerationPhase.QUEUED,
+            prompt_tokens=5,
+            prefilled_tokens=4,
+            generated_tokens=self.emitted,
+            arrived_at=self.arrived_at,
+        )
 
     def start(self, **changes: object) -> None:
         """Emit the first event."""
@@ -206,6 +251,11 @@ class FakeEngine:
         self.stalled = 0.0
         self.step = 0.0
         self.load_error: EngineError | None = None
+        self.info = MODEL
+        self.unloaded = False
+        self.busy = EngineLoad(queue_limit=7)
+        self.changes: list[tuple[object, ...]] = []
+        self.progress: list[LoadProgress] = []
         self.load_gate = asyncio.Event()
         self.load_gate.set()
         self.stopped = False
@@ -215,7 +265,53 @@ class FakeEngine:
     def model(self) -> ModelInfo:
         if self.state is not EngineState.READY:
             raise UnavailableError(self.state.value)
+        return self.info
+
+    @property
+    def can_serve(self) -> bool:
+        return self.state is EngineState.READY and not self.unloaded
+
+    def load(self) -> EngineLoad:
+        return self.busy
+
+    def generations(self) -> list[GenerationStatus]:
+        return sorted((one.status() for one in self.live.values()), key=lambda status: status.number)
+
+    def abort_all(self) -> int:
+        generations = list(self.live.values())
+        for generation in generations:
+            generation.abort(AbortReason.SHUTDOWN)
+        return len(generations)
+
+    async def load_model(self, reference: str, progress: Callable[[LoadProgress], None]) -> ModelInfo:
+        self.changes.append(("load", reference))
+        for one in self.progress:
+            progress(one)
+            await asyncio.sleep(0)
+        try:
+            await self.load_gate.wait()
+        except asyncio.CancelledError:
+            self.changes.append(("load given up",))
+            raise
+        if self.load_error is not None:
+            raise self.load_error
         return MODEL
+
+    async def unload_model(self, name: str) -> UnloadReport:
+        self.changes.append(("unload", name))
+        return UnloadReport(freed_bytes=1000, aborted_generations=2)
+
+    async def mount_adapter(self, adapter_id: str, source: str, *, model: str) -> AdapterInfo:
+        self.changes.append(("mount", adapter_id, source, model))
+        return adapter(adapter_id)
+
+    async def unmount_adapter(self, adapter_id: str, *, model: str) -> int:
+        self.changes.append(("unmount", adapter_id, model))
+        return 300
+
+    async def clear_prefixes(self, *, model: str, salt: str | None) -> ClearReport:
+        self.changes.append(("clear", model, salt))
+        return ClearReport(cleared_entries=3, freed_bytes=4000)
 
     def stalled_seconds(self) -> float:
         return self.stalled

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
-from mlxstream.v1 import generation_pb2, generation_pb2_grpc, model_pb2_grpc
+from mlxstream.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
 from service.health import Health
 from service.live import LiveGenerations
@@ -39,6 +39,10 @@ class Serving:
     @property
     def generation(self) -> Any:
         return generation_pb2_grpc.GenerationServiceStub(self.channel)
+
+    @property
+    def admin(self) -> Any:
+        return admin_pb2_grpc.AdminServiceStub(self.channel)
 
     @property
     def models(self) -> Any:

@@ -96,6 +96,20 @@ async def test_an_engine_that_still_loads_is_not_serving(serving: Serving) -> No
         assert (await watch.read()).status == SERVING
 
 
+async def test_an_engine_without_a_model_is_alive_and_its_operators_are_served(serving: Serving) -> None:
+    serving.engine.unloaded = True
+    async with following(serving) as watch:
+        operators = stub(serving).Watch(health_pb2.HealthCheckRequest(service="mlxstream.v1.AdminService"))
+        while (await operators.read()).status != SERVING:
+            pass
+        assert (await stub(serving).Check(health_pb2.HealthCheckRequest())).status == SERVING
+        check = health_pb2.HealthCheckRequest(service="mlxstream.v1.GenerationService")
+        assert (await stub(serving).Check(check)).status == NOT_SERVING
+        serving.engine.unloaded = False
+        assert (await watch.read()).status == SERVING
+        operators.cancel()
+
+
 async def test_closed_health_never_serves_again(serving: Serving) -> None:
     async with following(serving) as watch:
         assert (await watch.read()).status == SERVING

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tests.service.harness import read_all, reason_of, text_request
 
 def settings(tmp_path: Path, **changes: Any) -> ServerSettings:
     values = {"model": "tiny", "listen": f"127.0.0.1:{free_port()}", "state_dir": tmp_path / "state"}
-    return ServerSettings(**{**values, "shutdown_grace_seconds": 0.2, **changes})
+    return ServerSettings(**{**values, "shutdown_grace_seconds": 0.2, "shutdown_late_seconds": 0.0, **changes})
 
 
 def free_port() -> int:
@@ -234,6 +235,51 @@ async def test_a_long_stream_is_unavailable_after_the_grace(tmp_path: Path, caps
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert responses[-1].finished.stats.generated_tokens == 1
         await process.ended()
+
+
+async def test_calls_that_balancers_still_send_are_taken_for_a_moment_after_health_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(settings(tmp_path, shutdown_late_seconds=1.0, shutdown_grace_seconds=60)) as process:
+        await announced(capsys)
+        process.signals.ask()
+        while await process.health() == health_pb2.HealthCheckResponse.SERVING:
+            pass
+        responses, error = await read_all(process.generate())
+        assert error is None
+        assert responses[-1].WhichOneof("event") == "finished"
+        await process.ended()
+
+
+async def test_a_second_signal_cuts_the_moment_for_late_calls_short_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running(settings(tmp_path, shutdown_late_seconds=3600)) as process:
+        await announced(capsys)
+        process.signals.ask()
+        process.signals.ask()
+        await process.ended()
+
+
+async def test_metrics_are_served_at_the_address_that_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with running(settings(tmp_path, metrics_listen=address)) as process:
+        await announced(capsys)
+        url = f"http://{address}/metrics"
+        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        assert "mlx_stream_num_requests_running" in body
+        process.signals.ask()
+        await process.ended()
+    with socket.socket() as again:
+        again.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+
+
+@pytest.mark.parametrize(("metrics_listen", "message"), [("nowhere", "--metrics-listen"), ("127.0.0.1:1:2", "listen")])
+async def test_a_metrics_address_that_is_none_is_one_line(tmp_path: Path, metrics_listen: str, message: str) -> None:
+    with pytest.raises(StartError, match=message):
+        await run_server(settings(tmp_path, metrics_listen=metrics_listen), Signals(), engine_class=FakeEngine)
 
 
 async def test_a_second_signal_cuts_the_grace_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -36,3 +38,31 @@ def test_a_value_cannot_break_out_of_its_line(stream: io.StringIO) -> None:
 def test_lines_below_the_level_are_dropped(stream: io.StringIO) -> None:
     logging.getLogger("service").debug("quiet")
     assert stream.getvalue() == ""
+
+
+@pytest.fixture
+def json_lines(stream: io.StringIO) -> io.StringIO:
+    configure_logging("info", stream, as_json=True)
+    return stream
+
+
+def test_as_json_a_record_is_one_object_with_its_fields_beside_the_message(json_lines: io.StringIO) -> None:
+    fields = {"request_id": 'r"1\n', "error": None, "tokens": 3, "message": "forged"}
+    logging.getLogger("service").info("done", extra={"fields": fields})
+    assert json_lines.getvalue().count("\n") == 1
+    line = json.loads(json_lines.getvalue())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", line.pop("time"))
+    assert line == {
+        "level": "info", "logger": "service", "message": "done", "request_id": 'r"1\n', "tokens": 3,
+        "field_message": "forged",
+    }  # fmt: skip
+
+
+def test_as_json_a_traceback_stays_within_its_object(json_lines: io.StringIO) -> None:
+    try:
+        raise RuntimeError("broken")
+    except RuntimeError:
+        logging.getLogger("service").exception("it failed")
+    line = json.loads(json_lines.getvalue())
+    assert (line["level"], line["message"]) == ("error", "it failed")
+    assert "RuntimeError: broken" in line["exception"]

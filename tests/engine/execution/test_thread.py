@@ -61,6 +61,10 @@ class FakeRow:
         return self.fed < self.known
 
     @property
+    def next_index(self):
+        return len(self.tokens)
+
+    @property
     def is_rebuilding(self):
         return self.position < self.prompt_tokens + len(self.tokens)
 

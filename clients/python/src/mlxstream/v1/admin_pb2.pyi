@@ -185,7 +185,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running", "queued", "queue_limit", "kv_utilization", "prefix_cache_bytes", "decode_tps", "step_age", "draining")
+    __slots__ = ("running", "queued", "queue_limit", "kv_utilization", "prefix_cache_bytes", "decode_tps", "step_age", "draining", "model", "max_rows", "kv_bytes", "kv_limit_bytes", "prefix_cache_limit_bytes", "prefill_tps", "generated_tokens", "prefilled_tokens")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,14 @@ class GetLoadResponse(_message.Message):
     DECODE_TPS_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TPS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     running: int
     queued: int
     queue_limit: int
@@ -202,7 +210,15 @@ class GetLoadResponse(_message.Message):
     decode_tps: float
     step_age: _duration_pb2.Duration
     draining: bool
-    def __init__(self, running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., kv_utilization: _Optional[float] = ..., prefix_cache_bytes: _Optional[int] = ..., decode_tps: _Optional[float] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ...) -> None: ...
+    model: str
+    max_rows: int
+    kv_bytes: int
+    kv_limit_bytes: int
+    prefix_cache_limit_bytes: int
+    prefill_tps: float
+    generated_tokens: int
+    prefilled_tokens: int
+    def __init__(self, running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., kv_utilization: _Optional[float] = ..., prefix_cache_bytes: _Optional[int] = ..., decode_tps: _Optional[float] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., model: _Optional[str] = ..., max_rows: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_limit_bytes: _Optional[int] = ..., prefix_cache_limit_bytes: _Optional[int] = ..., prefill_tps: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ...) -> None: ...
 
 class ClearPrefixCacheRequest(_message.Message):
     __slots__ = ("model", "salt")

@@ -87,7 +87,8 @@ class AdminServiceServicer(object):
     """
 
     def LoadModel(self, request, context):
-        """Loads a model and serves it; streams progress until it is warm.
+        """Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+        A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +144,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking new work, and reports NOT_SERVING; what runs may finish.
+        """Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,9 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     LoadModel: _grpc.UnaryStreamMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]
-    """Loads a model and serves it; streams progress until it is warm."""
+    """Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+    A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
+    """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]
     """Stops serving a model and frees its memory. Its generations end as aborted."""
     MountAdapter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MountAdapterRequest, _admin_pb2.MountAdapterResponse]
@@ -50,7 +52,7 @@ class AdminServiceStub:
     ClearPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClearPrefixCacheRequest, _admin_pb2.ClearPrefixCacheResponse]
     """Forgets cached prefixes."""
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Stops taking new work, and reports NOT_SERVING; what runs may finish."""
+    """Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -58,7 +60,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LoadModel: _aio.UnaryStreamMultiCallable[_admin_pb2.LoadModelRequest, _admin_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads a model and serves it; streams progress until it is warm."""
+    """Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+    A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
+    """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadModelRequest, _admin_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Stops serving a model and frees its memory. Its generations end as aborted."""
     MountAdapter: _aio.UnaryUnaryMultiCallable[_admin_pb2.MountAdapterRequest, _admin_pb2.MountAdapterResponse]  # type: ignore[assignment]
@@ -74,7 +78,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     ClearPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClearPrefixCacheRequest, _admin_pb2.ClearPrefixCacheResponse]  # type: ignore[assignment]
     """Forgets cached prefixes."""
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Stops taking new work, and reports NOT_SERVING; what runs may finish."""
+    """Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Changes and watches the server itself."""
@@ -85,7 +89,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.LoadModelResponse], _abc.AsyncIterator[_admin_pb2.LoadModelResponse]]:
-        """Loads a model and serves it; streams progress until it is warm."""
+        """Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+        A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
+        """
 
     @_abc_1.abstractmethod
     def UnloadModel(
@@ -149,6 +155,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Stops taking new work, and reports NOT_SERVING; what runs may finish."""
+        """Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

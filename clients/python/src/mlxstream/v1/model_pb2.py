@@ -28,7 +28,7 @@ from mlxstream.v1 import options_pb2 as mlxstream_dot_v1_dot_options__pb2
 from mlxstream.v1 import prompt_pb2 as mlxstream_dot_v1_dot_prompt__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/model.proto\x12\x0cmlxstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/prompt.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x10GetModelResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.mlxstream.v1.ModelInfo\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\x12\x1f\n\x17minimum_client_revision\x18\x03 \x01(\r\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\"\xfd\x04\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12,\n\x05graph\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.GraphDescriptor\x12\x33\n\x0b\x64\x65\x63laration\x18\x05 \x01(\x0b\x32\x1e.mlxstream.v1.GraphDeclaration\x12-\n\x08geometry\x18\x06 \x01(\x0b\x32\x1b.mlxstream.v1.GraphGeometry\x12\x16\n\x0e\x63ontext_length\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\r \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x0e \x01(\x08\x12\x36\n\x0foption_defaults\x18\x0f \x01(\x0b\x32\x1d.mlxstream.v1.GenerateOptions\x12*\n\x07runtime\x18\x14 \x01(\x0b\x32\x19.mlxstream.v1.RuntimeInfo\x12\x15\n\rcompute_dtype\x18\x15 \x01(\t\x12\x1b\n\x13stored_quantization\x18\x16 \x01(\t\x12\x15\n\rweights_bytes\x18\x17 \x01(\x04\x12\x12\n\nparameters\x18\x18 \x01(\x04\x12,\n\tload_time\x18\x19 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08max_rows\x18\x1a \x01(\r\x12\x12\n\nkv_storage\x18\x1b \x01(\tB\x0f\n\r_bos_token_id\"}\n\x0bRuntimeInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\x12\x13\n\x0bmlx_version\x18\x03 \x01(\t\x12\x0c\n\x04\x62las\x18\x04 \x01(\t\x12\x16\n\x0e\x62las_optimized\x18\x05 \x01(\x08\x12\x0e\n\x06remedy\x18\x06 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.mlxstream.v1.ModelSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8e\x01\n\x0cModelSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.mlxstream.v1.ModelState\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"\xa2\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\".\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"i\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"1\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"J\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x18.mlxstream.v1.ChatPrompt\">\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\r\n\x05model\x18\x03 \x01(\t\"m\n\x15\x45stimateMemoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\xaf\x01\n\x16\x45stimateMemoryResponse\x12\x15\n\rweights_bytes\x18\x01 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fworkspace_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04\x66its\x18\x06 \x01(\x08\x12\x1a\n\x12max_context_tokens\x18\x07 \x01(\r*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x19\n\x15MODEL_STATE_AVAILABLE\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\xf4\x03\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.mlxstream.v1.GetModelRequest\x1a\x1e.mlxstream.v1.GetModelResponse\x12O\n\nListModels\x12\x1f.mlxstream.v1.ListModelsRequest\x1a .mlxstream.v1.ListModelsResponse\x12I\n\x08Tokenize\x12\x1d.mlxstream.v1.TokenizeRequest\x1a\x1e.mlxstream.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.mlxstream.v1.DetokenizeRequest\x1a .mlxstream.v1.DetokenizeResponse\x12O\n\nRenderChat\x12\x1f.mlxstream.v1.RenderChatRequest\x1a .mlxstream.v1.RenderChatResponse\x12[\n\x0e\x45stimateMemory\x12#.mlxstream.v1.EstimateMemoryRequest\x1a$.mlxstream.v1.EstimateMemoryResponseB\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/model.proto\x12\x0cmlxstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/prompt.proto\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x8c\x01\n\x10GetModelResponse\x12&\n\x05model\x18\x01 \x01(\x0b\x32\x17.mlxstream.v1.ModelInfo\x12\x17\n\x0fschema_revision\x18\x02 \x01(\r\x12\x1f\n\x17minimum_client_revision\x18\x03 \x01(\r\x12\x16\n\x0eserver_version\x18\x04 \x01(\t\"\xad\x05\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x02 \x01(\t\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12,\n\x05graph\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.GraphDescriptor\x12\x33\n\x0b\x64\x65\x63laration\x18\x05 \x01(\x0b\x32\x1e.mlxstream.v1.GraphDeclaration\x12-\n\x08geometry\x18\x06 \x01(\x0b\x32\x1b.mlxstream.v1.GraphGeometry\x12\x16\n\x0e\x63ontext_length\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\r \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11has_chat_template\x18\x0e \x01(\x08\x12\x36\n\x0foption_defaults\x18\x0f \x01(\x0b\x32\x1d.mlxstream.v1.GenerateOptions\x12*\n\x07runtime\x18\x14 \x01(\x0b\x32\x19.mlxstream.v1.RuntimeInfo\x12\x15\n\rcompute_dtype\x18\x15 \x01(\t\x12\x1b\n\x13stored_quantization\x18\x16 \x01(\t\x12\x15\n\rweights_bytes\x18\x17 \x01(\x04\x12\x12\n\nparameters\x18\x18 \x01(\x04\x12,\n\tload_time\x18\x19 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08max_rows\x18\x1a \x01(\r\x12\x12\n\nkv_storage\x18\x1b \x01(\t\x12.\n\x08\x61\x64\x61pters\x18\x1c \x03(\x0b\x32\x1c.mlxstream.v1.MountedAdapterB\x0f\n\r_bos_token_id\"K\n\x0eMountedAdapter\x12\n\n\x02id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\r\n\x05scale\x18\x04 \x01(\x01\"}\n\x0bRuntimeInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x02 \x01(\t\x12\x13\n\x0bmlx_version\x18\x03 \x01(\t\x12\x0c\n\x04\x62las\x18\x04 \x01(\t\x12\x16\n\x0e\x62las_optimized\x18\x05 \x01(\x08\x12\x0e\n\x06remedy\x18\x06 \x01(\t\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"Y\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.mlxstream.v1.ModelSummary\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x8e\x01\n\x0cModelSummary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.mlxstream.v1.ModelState\x12\x12\n\nmodel_type\x18\x03 \x01(\t\x12\x1b\n\x13weights_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\"\xa2\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12!\n\x14parse_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x15\n\x13_add_special_tokensB\x17\n\x15_parse_special_tokens\".\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\r\n\x05model\x18\x02 \x01(\t\"i\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"1\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\"J\n\x11RenderChatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x18.mlxstream.v1.ChatPrompt\">\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\r\n\x05model\x18\x03 \x01(\t\"m\n\x15\x45stimateMemoryRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\xaf\x01\n\x16\x45stimateMemoryResponse\x12\x15\n\rweights_bytes\x18\x01 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fworkspace_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04\x66its\x18\x06 \x01(\x08\x12\x1a\n\x12max_context_tokens\x18\x07 \x01(\r*\x8c\x01\n\nModelState\x12\x1b\n\x17MODEL_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11MODEL_STATE_READY\x10\x01\x12\x17\n\x13MODEL_STATE_LOADING\x10\x02\x12\x19\n\x15MODEL_STATE_AVAILABLE\x10\x03\x12\x16\n\x12MODEL_STATE_FAILED\x10\x04\x32\xf4\x03\n\x0cModelService\x12I\n\x08GetModel\x12\x1d.mlxstream.v1.GetModelRequest\x1a\x1e.mlxstream.v1.GetModelResponse\x12O\n\nListModels\x12\x1f.mlxstream.v1.ListModelsRequest\x1a .mlxstream.v1.ListModelsResponse\x12I\n\x08Tokenize\x12\x1d.mlxstream.v1.TokenizeRequest\x1a\x1e.mlxstream.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.mlxstream.v1.DetokenizeRequest\x1a .mlxstream.v1.DetokenizeResponse\x12O\n\nRenderChat\x12\x1f.mlxstream.v1.RenderChatRequest\x1a .mlxstream.v1.RenderChatResponse\x12[\n\x0e\x45stimateMemory\x12#.mlxstream.v1.EstimateMemoryRequest\x1a$.mlxstream.v1.EstimateMemoryResponseB\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,38 +36,40 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.model_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017io.mlxstream.v1P\001'
-  _globals['_MODELSTATE']._serialized_start=2196
-  _globals['_MODELSTATE']._serialized_end=2336
+  _globals['_MODELSTATE']._serialized_start=2321
+  _globals['_MODELSTATE']._serialized_end=2461
   _globals['_GETMODELREQUEST']._serialized_start=155
   _globals['_GETMODELREQUEST']._serialized_end=187
   _globals['_GETMODELRESPONSE']._serialized_start=190
   _globals['_GETMODELRESPONSE']._serialized_end=330
   _globals['_MODELINFO']._serialized_start=333
-  _globals['_MODELINFO']._serialized_end=970
-  _globals['_RUNTIMEINFO']._serialized_start=972
-  _globals['_RUNTIMEINFO']._serialized_end=1097
-  _globals['_LISTMODELSREQUEST']._serialized_start=1099
-  _globals['_LISTMODELSREQUEST']._serialized_end=1157
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1159
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1248
-  _globals['_MODELSUMMARY']._serialized_start=1251
-  _globals['_MODELSUMMARY']._serialized_end=1393
-  _globals['_TOKENIZEREQUEST']._serialized_start=1396
-  _globals['_TOKENIZEREQUEST']._serialized_end=1558
-  _globals['_TOKENIZERESPONSE']._serialized_start=1560
-  _globals['_TOKENIZERESPONSE']._serialized_end=1606
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1608
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1713
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1715
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1764
-  _globals['_RENDERCHATREQUEST']._serialized_start=1766
-  _globals['_RENDERCHATREQUEST']._serialized_end=1840
-  _globals['_RENDERCHATRESPONSE']._serialized_start=1842
-  _globals['_RENDERCHATRESPONSE']._serialized_end=1904
-  _globals['_ESTIMATEMEMORYREQUEST']._serialized_start=1906
-  _globals['_ESTIMATEMEMORYREQUEST']._serialized_end=2015
-  _globals['_ESTIMATEMEMORYRESPONSE']._serialized_start=2018
-  _globals['_ESTIMATEMEMORYRESPONSE']._serialized_end=2193
-  _globals['_MODELSERVICE']._serialized_start=2339
-  _globals['_MODELSERVICE']._serialized_end=2839
+  _globals['_MODELINFO']._serialized_end=1018
+  _globals['_MOUNTEDADAPTER']._serialized_start=1020
+  _globals['_MOUNTEDADAPTER']._serialized_end=1095
+  _globals['_RUNTIMEINFO']._serialized_start=1097
+  _globals['_RUNTIMEINFO']._serialized_end=1222
+  _globals['_LISTMODELSREQUEST']._serialized_start=1224
+  _globals['_LISTMODELSREQUEST']._serialized_end=1282
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1284
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1373
+  _globals['_MODELSUMMARY']._serialized_start=1376
+  _globals['_MODELSUMMARY']._serialized_end=1518
+  _globals['_TOKENIZEREQUEST']._serialized_start=1521
+  _globals['_TOKENIZEREQUEST']._serialized_end=1683
+  _globals['_TOKENIZERESPONSE']._serialized_start=1685
+  _globals['_TOKENIZERESPONSE']._serialized_end=1731
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1733
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1838
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1840
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1889
+  _globals['_RENDERCHATREQUEST']._serialized_start=1891
+  _globals['_RENDERCHATREQUEST']._serialized_end=1965
+  _globals['_RENDERCHATRESPONSE']._serialized_start=1967
+  _globals['_RENDERCHATRESPONSE']._serialized_end=2029
+  _globals['_ESTIMATEMEMORYREQUEST']._serialized_start=2031
+  _globals['_ESTIMATEMEMORYREQUEST']._serialized_end=2140
+  _globals['_ESTIMATEMEMORYRESPONSE']._serialized_start=2143
+  _globals['_ESTIMATEMEMORYRESPONSE']._serialized_end=2318
+  _globals['_MODELSERVICE']._serialized_start=2464
+  _globals['_MODELSERVICE']._serialized_end=2964
 # @@protoc_insertion_point(module_scope)

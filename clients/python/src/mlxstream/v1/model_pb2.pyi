@@ -45,7 +45,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelInfo, _Mapping]] = ..., schema_revision: _Optional[int] = ..., minimum_client_revision: _Optional[int] = ..., server_version: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "weights_fingerprint", "model_type", "graph", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows", "kv_storage")
+    __slots__ = ("name", "weights_fingerprint", "model_type", "graph", "declaration", "geometry", "context_length", "vocab_size", "eos_token_ids", "bos_token_id", "has_chat_template", "option_defaults", "runtime", "compute_dtype", "stored_quantization", "weights_bytes", "parameters", "load_time", "max_rows", "kv_storage", "adapters")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class ModelInfo(_message.Message):
     LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     KV_STORAGE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     weights_fingerprint: str
     model_type: str
@@ -86,7 +87,20 @@ class ModelInfo(_message.Message):
     load_time: _duration_pb2.Duration
     max_rows: int
     kv_storage: str
-    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ..., kv_storage: _Optional[str] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[MountedAdapter]
+    def __init__(self, name: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., model_type: _Optional[str] = ..., graph: _Optional[_Union[_graph_pb2.GraphDescriptor, _Mapping]] = ..., declaration: _Optional[_Union[_graph_pb2.GraphDeclaration, _Mapping]] = ..., geometry: _Optional[_Union[_graph_pb2.GraphGeometry, _Mapping]] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., bos_token_id: _Optional[int] = ..., has_chat_template: bool = ..., option_defaults: _Optional[_Union[_options_pb2.GenerateOptions, _Mapping]] = ..., runtime: _Optional[_Union[RuntimeInfo, _Mapping]] = ..., compute_dtype: _Optional[str] = ..., stored_quantization: _Optional[str] = ..., weights_bytes: _Optional[int] = ..., parameters: _Optional[int] = ..., load_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_rows: _Optional[int] = ..., kv_storage: _Optional[str] = ..., adapters: _Optional[_Iterable[_Union[MountedAdapter, _Mapping]]] = ...) -> None: ...
+
+class MountedAdapter(_message.Message):
+    __slots__ = ("id", "revision", "rank", "scale")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    revision: str
+    rank: int
+    scale: float
+    def __init__(self, id: _Optional[str] = ..., revision: _Optional[str] = ..., rank: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class RuntimeInfo(_message.Message):
     __slots__ = ("device", "device_name", "mlx_version", "blas", "blas_optimized", "remedy")

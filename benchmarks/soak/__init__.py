@@ -1,0 +1,1 @@
+"""A server under mixed load for a long time: nothing may grow, and nobody may get anything that is not theirs."""

@@ -1,0 +1,301 @@
+"""Which model is resident, and every change of that: loads, unloads, adapters on and off, one change at a time.
+
+Lives on the loop; what touches a tensor goes to the engine thread as an errand. A load that fails leaves everything
+as it was; one that succeeds takes the place of the model before, whose rows run to their own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from engine.adapters.files import open_adapter
+from engine.contracts.adapters import ID_RULE, is_adapter_id
+from engine.contracts.errors import (
+    ConfigurationError,
+    EngineError,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedOptionError,
+)
+from engine.contracts.load import UnloadReport, no_load_progress
+from engine.contracts.prefix import salt_mark
+from engine.execution.adapter_folders import adapter_folder
+from engine.execution.errands import at_once
+from engine.execution.resident import find_files, load_on_engine_thread, open_text, prepare
+from engine.generation.memory import usable_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Future
+
+    from engine.contracts.adapters import AdapterInfo
+    from engine.contracts.load import ClearReport, LoadProgress
+    from engine.execution.delivery import Dispatcher
+    from engine.execution.job import Stepper
+    from engine.execution.resident import EngineSettings, ModelFiles, Resident
+    from engine.execution.text_model import TextModel
+    from engine.execution.text_work import TextWork
+    from engine.execution.thread import EngineThread
+    from engine.runtime.prepare import Runtime
+
+T = TypeVar("T")
+
+BUSY_RETRY_SECONDS: Final = 5.0
+
+
+class Residency:
+    """Owner of the resident model. Used on the loop, but for what `first` returns.
+
+    A change goes on when its caller leaves, except for a load, which ends.
+    """
+
+    def __init__(self, settings: EngineSettings, text_work: TextWork, dispatcher: Dispatcher) -> None:
+        """Nothing is resident yet."""
+        self.current: Resident | None = None
+        self._settings = settings
+        self._text_work = text_work
+        self._dispatcher = dispatcher
+        self._thread: EngineThread | None = None
+        self._runtime: Runtime | None = None
+        self._first_name = ""
+        self._stopping = False
+        self._change: asyncio.Future[Any] | None = None
+        self._retirements: set[asyncio.Future[None]] = set()
+
+    def first(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
+        """Begin to find the files of the first model; the result loads it and `report`s it, on the engine thread."""
+        files = self._text_work.submit(find_files, self._settings)
+        text = self._text_work.submit(open_text, files)
+
+        def load() -> Stepper:
+            self._runtime = prepare(self._settings)
+            stepper, resident = load_on_engine_thread(
+                self._settings, self._runtime, files, text, is_unwanted=lambda: self._stopping
+            )
+            report(resident)
+            return stepper
+
+        return load
+
+    def begin(self, resident: Resident, thread: EngineThread) -> None:
+        """The first model is there, and `thread` takes errands."""
+        self.current, self._thread, self._first_name = resident, thread, resident.info.name
+
+    def stop(self) -> None:
+        """Give up the load at work, and take no further changes."""
+        self._stopping = True
+
+    async def load(self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress) -> Resident:
+        """Bring a model in and let it take the place of the one before; returns it once it is warm.
+
+        Cancelling ends the load. Rows of the model before keep running meanwhile, a step between any two tensors.
+
+        Args:
+            reference: an alias, a repository, or the name of the model that the engine was started with.
+            progress: told on the loop what is done.
+
+        Raises:
+            OverloadedError: another change is at work.
+            EngineError: the model cannot be loaded; what was resident still is.
+        """
+        abandoned = threading.Event()
+        try:
+            return await self._alone(lambda: self._load(reference, progress, abandoned))
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+
+    async def unload(self, name: str, end_rows: Callable[[], int]) -> UnloadReport:
+        """Take the resident model off; `end_rows` aborts its generations and counts them."""
+        return await self._alone(lambda: self._unload(name, end_rows))
+
+    async def mount(self, adapter_id: str, source: str, *, model: str) -> AdapterInfo:
+        """Mount the adapter in folder `source` of the adapter directory under `adapter_id`.
+
+        Raises:
+            ArtifactError: it cannot be used, or does not fit the model.
+            ConfigurationError: other bytes are mounted under this id.
+            InvalidRequestError: the id is none, or the source could reach outside.
+            NotFoundError: nothing is called so.
+        """
+        if not is_adapter_id(adapter_id):
+            raise InvalidRequestError.of("id", ID_RULE)
+        return await self._alone(lambda: self._mount(adapter_id, source, model))
+
+    async def unmount(self, adapter_id: str, *, model: str) -> int:
+        """Take an adapter off once no generation uses it any more; new ones are refused at once. Returns its bytes."""
+        return await self._alone(lambda: self._unmount(adapter_id, model))
+
+    async def clear_prefixes(self, *, model: str, salt: str | None) -> ClearReport:
+        """Forget kept prefixes, all or those of one salt."""
+        number, thread = self.require(model).number, self._running_thread()
+        mark = "" if salt is None else salt_mark(salt)
+        return await self._errand(lambda: thread.batch(number).stepper.prefixes.clear(mark))
+
+    def require(self, name: str) -> Resident:
+        """The resident model; "" stands for whichever it is.
+
+        Raises:
+            NotFoundError: it has another name.
+            UnavailableError: there is none.
+        """
+        if self.current is None:
+            raise UnavailableError("unloaded", "no model is loaded")
+        if name and name != self.current.info.name:
+            raise NotFoundError("model", name)
+        return self.current
+
+    def _running_thread(self) -> EngineThread:
+        if self._thread is None:
+            raise UnavailableError("loading", "the model is loading")
+        if self._stopping:
+            raise UnavailableError("stopped", "the service is shutting down")
+        return self._thread
+
+    async def _alone(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Make `change` unless another one is at work."""
+        self._running_thread()
+        if self._change is not None and not self._change.done():
+            raise OverloadedError(
+                "the place for a change of models", limit=1, used=1, retry_after_seconds=BUSY_RETRY_SECONDS
+            )
+        task = asyncio.ensure_future(change())
+        self._change = task
+        return await asyncio.shield(task)
+
+    async def _errand(self, work: Callable[[], T], is_due: Callable[[], bool] = at_once) -> T:
+        return await asyncio.shield(asyncio.wrap_future(self._running_thread().call(work, is_due)))
+
+    async def _load(
+        self, reference: str, progress: Callable[[LoadProgress], None], abandoned: threading.Event
+    ) -> Resident:
+        settings, paths = self._settings_for(reference)
+
+        def told(one: LoadProgress) -> None:
+            self._dispatcher.call(progress, one)
+
+        pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-load")
+        try:
+            files = pool.submit(find_files, settings, progress=told, paths=paths)
+            await asyncio.wrap_future(files)
+            text = pool.submit(open_text, files)
+            resident = await self._errand(lambda: self._bring_in(settings, files, text, told, abandoned))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        before, self.current = self.current, resident
+        if before is not None:
+            retirement = asyncio.ensure_future(self._retire(before))
+            self._retirements.add(retirement)
+            retirement.add_done_callback(self._retirements.discard)
+        return resident
+
+    def _settings_for(self, reference: str) -> tuple[EngineSettings, bool]:
+        """How to load `reference`, and whether it may be a path: only what the operator has started us with may.
+
+        That model comes back with the adapters that it was started with.
+        """
+        if reference in (self._first_name, ""):
+            return self._settings, True
+        return replace(self._settings, model=reference, adapters=()), False
+
+    def _bring_in(
+        self,
+        settings: EngineSettings,
+        files: Future[ModelFiles],
+        text: Future[TextModel],
+        told: Callable[[LoadProgress], None],
+        abandoned: threading.Event,
+    ) -> Resident:
+        """On the engine thread: load beside what is there, which has its turn between any two tensors."""
+        thread, runtime = self._running_thread(), self._runtime
+        if runtime is None:
+            raise UnsupportedOptionError("model", "this engine plays a script and loads no model")
+
+        def is_unwanted() -> bool:
+            thread.breathe()
+            return self._stopping or abandoned.is_set()
+
+        stepper, resident = load_on_engine_thread(
+            settings,
+            runtime,
+            files,
+            text,
+            is_unwanted=is_unwanted,
+            progress=told,
+            beside=self.current is not None,
+        )
+        return replace(resident, number=thread.add(stepper))
+
+    async def _retire(self, before: Resident) -> None:
+        """Release a replaced model once its rows have ended, and give its room to the one that is there now."""
+        with contextlib.suppress(EngineError):  # the engine ends, and releases everything
+            freed_bytes = await self._remove(before.number)
+            await self._make_room(freed_bytes)
+
+    async def _remove(self, number: int) -> int:
+        """Release a model once its rows have ended; returns the bytes that it held."""
+        thread = self._running_thread()
+
+        def remove() -> int:
+            held_bytes = thread.batch(number).stepper.held_bytes
+            thread.remove(number)
+            return held_bytes
+
+        return await self._errand(remove, lambda: not len(thread.batch(number)))
+
+    async def _make_room(self, freed_bytes: int) -> None:
+        """Let rows use what was freed (a negative number: what was taken), where free memory bounds them."""
+        resident, thread = self.current, self._running_thread()
+        if resident is None or not resident.holds_workspace:
+            return
+        more_bytes = usable_bytes(freed_bytes) if freed_bytes > 0 else freed_bytes
+        await self._errand(lambda: thread.batch(resident.number).widen(more_bytes))
+        if self.current is not None and self.current.number == resident.number:
+            self.current = replace(self.current, state_bytes=max(0, self.current.state_bytes + more_bytes))
+
+    async def _unload(self, name: str, end_rows: Callable[[], int]) -> UnloadReport:
+        number = self.require(name).number
+        self.current = None
+        aborted = end_rows()
+        return UnloadReport(freed_bytes=await self._remove(number), aborted_generations=aborted)
+
+    async def _mount(self, adapter_id: str, source: str, model: str) -> AdapterInfo:
+        resident, thread = self.require(model), self._running_thread()
+        folder = adapter_folder(self._settings.adapters_dir, source)
+        files = await asyncio.to_thread(open_adapter, adapter_id, folder)
+        mounted = next((one for one in resident.info.adapters if one.id == adapter_id), None)
+        if mounted is not None:
+            if mounted.revision != files.revision:
+                raise ConfigurationError("adapters", f"{adapter_id!r} is mounted with other bytes; unmount it first")
+            return mounted
+        mounts = thread.batch(resident.number).stepper.adapters
+        if mounts is None:
+            raise ConfigurationError("adapters", f"the graph of {resident.info.name} takes no adapters")
+        info = await self._errand(lambda: mounts.mount(files))
+        self._replace_adapters(resident, (*resident.info.adapters, info))
+        await self._make_room(-info.resident_bytes)
+        return info
+
+    async def _unmount(self, adapter_id: str, model: str) -> int:
+        resident, thread = self.require(model), self._running_thread()
+        ids = sorted(one.id for one in resident.info.adapters)
+        if adapter_id not in ids:
+            raise NotFoundError("adapter", adapter_id, ids)
+        self._replace_adapters(resident, tuple(one for one in resident.info.adapters if one.id != adapter_id))
+        batch = thread.batch(resident.number)
+        mounts = batch.stepper.adapters
+        if mounts is None:
+            return 0
+        freed_bytes = await self._errand(lambda: mounts.unmount(adapter_id), lambda: not batch.uses_adapter(adapter_id))
+        await self._make_room(freed_bytes)
+        return freed_bytes
+
+    def _replace_adapters(self, resident: Resident, adapters: tuple[AdapterInfo, ...]) -> None:
+        self.current = replace(resident, info=replace(resident.info, adapters=adapters))

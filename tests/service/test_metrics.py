@@ -1,0 +1,180 @@
+"""What a scrape finds: every name that dashboards use, and numbers that agree with what was done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.contracts.errors import OverloadedError
+from engine.contracts.load import STEP_TOKEN_EDGES, EngineLoad
+from service import pulse
+from service.address import Address, BindError
+from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
+from service.metrics_server import MetricsServer
+from service.server import build_server
+from service.telemetry import Telemetry
+from tests.service.fake_engine import FakeEngine, never_end
+from tests.service.harness import Serving, read_all, text_request
+
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana/mlx-stream.json"
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Values by "name" or "name{label=value}"; buckets by their edge."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.fixture
+def telemetry(serving: Serving) -> Telemetry:
+    """What the running server's ends are told to, beside its own."""
+    telemetry = Telemetry(serving.engine)
+    serving.live.observe(telemetry.ended)
+    return telemetry
+
+
+async def test_an_end_is_counted_with_its_reason_and_times(serving: Serving, telemetry: Telemetry) -> None:
+    await read_all(serving.generation.Generate(text_request()))
+    await serving.live.wait_idle()
+    found = samples(telemetry.metrics)
+    assert found["mlx_stream_request_success_total{finished_reason=stop}"] == 1
+    assert found["mlx_stream_request_generation_tokens_sum"] == 3
+    assert found["mlx_stream_request_prompt_tokens_sum"] == 5
+    assert found["mlx_stream_request_queue_time_seconds_sum"] == pytest.approx(0.0015)
+    for name in ("time_to_first_token", "e2e_request_latency", "request_prefill_time", "request_decode_time"):
+        assert found[f"mlx_stream_{name}_seconds_count"] == 1
+    assert found["mlx_stream_cancel_to_free_seconds_count"] == 0
+
+
+async def test_a_cancelled_generation_tells_how_long_it_took_to_free_its_row(
+    serving: Serving, telemetry: Telemetry
+) -> None:
+    serving.engine.script = never_end("a")
+    call = serving.generation.Generate(text_request())
+    await call.read()
+    call.cancel()
+    await serving.live.wait_idle()
+    found = samples(telemetry.metrics)
+    assert found["mlx_stream_request_success_total{finished_reason=cancelled}"] == 1
+    assert found["mlx_stream_cancel_to_free_seconds_count"] == 1
+    assert 0 <= found["mlx_stream_cancel_to_free_seconds_sum"] < 5
+
+
+async def test_the_engines_numbers_are_read_at_the_scrape() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(engine)
+    classes = [0] * (len(STEP_TOKEN_EDGES) + 1)
+    classes[1], classes[-1] = 2, 1
+    engine.busy = EngineLoad(
+        running=3, queued=4, row_limit=8, state_bytes=1, state_limit_bytes=4, steps=3, step_tokens=tuple(classes),
+        packed_tokens=20_016, prefilled_tokens=90, generated_tokens=70, step_age_seconds=0.5,
+    )  # fmt: skip
+    found = samples(metrics)
+    assert found["mlx_stream_num_requests_running"] == 3
+    assert found["mlx_stream_num_requests_waiting"] == 4
+    assert found["mlx_stream_kv_cache_usage_perc"] == 0.25
+    assert found["mlx_stream_prompt_tokens_total"] == 90
+    assert found["mlx_stream_generation_tokens_total"] == 70
+    assert found["mlx_stream_step_age_seconds"] == 0.5
+    assert found["mlx_stream_iteration_tokens_total_bucket{le=1.0}"] == 0
+    assert found["mlx_stream_iteration_tokens_total_bucket{le=8.0}"] == 2
+    assert found["mlx_stream_iteration_tokens_total_bucket{le=+Inf}"] == 3
+    assert found["mlx_stream_iteration_tokens_total_sum"] == 20_016
+
+
+async def test_a_scrape_is_answered_while_no_model_is_there_and_after_the_engine_has_died() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(engine)
+    assert "mlx_stream_model_weights_bytes" in samples(metrics)
+    engine.fail()
+    found = samples(metrics)
+    assert "mlx_stream_model_weights_bytes" not in found
+    assert found["mlx_stream_num_requests_running"] == 0
+
+
+def test_edges_are_those_that_dashboards_of_other_servers_expect() -> None:
+    assert (FIRST_TOKEN_EDGES[0], FIRST_TOKEN_EDGES[-1], len(FIRST_TOKEN_EDGES)) == (0.001, 2560.0, 22)
+    assert (TOKEN_EDGES[0], TOKEN_EDGES[-1], len(TOKEN_EDGES)) == (0.01, 80.0, 19)
+    assert (REQUEST_EDGES[0], REQUEST_EDGES[-1], len(REQUEST_EDGES)) == (0.3, 7680.0, 21)
+    assert (1, 8, *(2**power for power in range(4, 15))) == STEP_TOKEN_EDGES
+
+
+async def test_refusals_calls_and_messages_are_counted() -> None:
+    import grpc
+
+    from mlxstream.v1 import generation_pb2_grpc
+    from service.health import Health
+    from service.live import LiveGenerations
+    from service.server import SERVICE_NAMES, bind
+
+    engine = FakeEngine()
+    telemetry, live, health = Telemetry(engine), LiveGenerations(), Health(SERVICE_NAMES)
+    server = build_server(engine, live, health, telemetry)
+    address = bind(server, Address(host="127.0.0.1", port=0))
+    await server.start()
+    async with grpc.aio.insecure_channel(str(address)) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        await read_all(stub.Generate(text_request()))
+        engine.refusal = OverloadedError("the queue", limit=1, used=1, retry_after_seconds=1.0)
+        await read_all(stub.Generate(text_request()))
+    await server.stop(None)
+    found = samples(telemetry.metrics)
+    assert found["mlx_stream_admission_rejections_total{reason=OVERLOADED}"] == 1
+    method = "method=mlxstream.v1.GenerationService/Generate"
+    assert found[f"mlx_stream_grpc_server_calls_total{{code=OK,{method}}}"] == 1
+    assert found[f"mlx_stream_grpc_server_calls_total{{code=RESOURCE_EXHAUSTED,{method}}}"] == 1
+    assert found[f"mlx_stream_grpc_server_call_duration_seconds_count{{{method}}}"] == 2
+    assert found["mlx_stream_message_tokens_sum"] == 3
+
+
+async def test_metrics_have_a_port_of_their_own_and_leave_it_when_they_end() -> None:
+    server = MetricsServer(Metrics(FakeEngine()).registry, Address(host="127.0.0.1", port=0))
+    url = f"http://{server.address}/metrics"
+    body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+    assert "mlx_stream_num_requests_running 0.0" in body
+    assert "process_resident_memory_bytes" in body
+    with pytest.raises(BindError, match="in use"):
+        MetricsServer(Metrics(FakeEngine()).registry, server.address)
+    await asyncio.to_thread(server.close)
+    again = MetricsServer(Metrics(FakeEngine()).registry, server.address)
+    again.close()
+
+
+async def test_a_late_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.01)
+    telemetry = Telemetry(FakeEngine())
+    task = asyncio.ensure_future(pulse.beat(telemetry.meter, telemetry.metrics))
+    for _ in range(1000):
+        if samples(telemetry.metrics)["mlx_stream_event_loop_lag_seconds_count"] >= 3:
+            break
+        await asyncio.sleep(0.01)
+    task.cancel()
+    found = samples(telemetry.metrics)
+    assert found["mlx_stream_event_loop_lag_seconds_count"] >= 3
+    assert found["mlx_stream_event_loop_tasks"] >= 2
+
+
+def test_every_metric_that_the_dashboard_asks_for_is_there() -> None:
+    text = DASHBOARD.read_text()
+    panels = json.loads(text)["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    asked = {name for expression in expressions for name in re.findall(r"\bmlx_stream_\w+", expression)}
+    metrics = Metrics(FakeEngine())
+    metrics.call_ended("service/method", "OK", 0.1)
+    metrics.refused("OVERLOADED")
+    metrics.resumed(hit=True)
+    metrics._ends.labels("stop").inc()
+    known = {re.split(r"[{ ]", line)[0] for line in generate_latest(metrics.registry).decode().splitlines()}
+    assert asked <= known
+    assert len(asked) >= 20

@@ -1,0 +1,94 @@
+"""Health over a real engine: a stuck step, a reload, no model, another model; watchers see each change and no other."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from engine.execution import stepper
+from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
+from service import health as health_module
+from service.health import Health, follow_engine
+from tests.engine.models.tiny_llama import random_prompt
+from tests.whole.conftest import serving
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+GENERATION = "mlxstream.v1.GenerationService"
+
+
+@pytest.fixture
+async def followed(whole_folder, tmp_path, monkeypatch):
+    """A server whose health follows its engine, and what watchers of each name were told."""
+    monkeypatch.setattr(health_module, "POLL_SECONDS", 0.02)
+    made, real = [], Health.__init__
+
+    def remember(self, names):
+        made.append(self)
+        real(self, names)
+
+    monkeypatch.setattr(Health, "__init__", remember)
+    async with serving(whole_folder, tmp_path) as whole:
+        told = {"": [], GENERATION: []}
+        stub = health_pb2_grpc.HealthStub(whole.channel)
+        tasks = [asyncio.create_task(_watch(stub, name, told[name])) for name in told]
+        tasks.append(asyncio.create_task(follow_engine(whole.engine, made[0], stall_seconds=0.3)))
+        await until(lambda: all(told.values()) and told[GENERATION][-1] == SERVING)
+        yield whole, told
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _watch(stub, name, told):
+    async for response in stub.Watch(health_pb2.HealthCheckRequest(service=name)):
+        told.append(response.status)
+
+
+async def until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to that")
+
+
+def request():
+    return generation_pb2.GenerateRequest(
+        tokens={"ids": random_prompt(1, 5)}, options={"max_tokens": 3, "eos_token_ids": {"ids": []}}
+    )
+
+
+async def test_a_stuck_step_ends_liveness_and_readiness_until_it_goes_on(followed, monkeypatch):
+    whole, told = followed
+    go_on, real = threading.Event(), stepper.dispatch_packed_step
+
+    def stuck(binding, rows, after):
+        go_on.wait(20)
+        return real(binding, rows, after)
+
+    monkeypatch.setattr(stepper, "dispatch_packed_step", stuck)
+    call = whole.generation.Generate(request())
+    await until(lambda: told[""][-1] == NOT_SERVING and told[GENERATION][-1] == NOT_SERVING)
+    go_on.set()
+    assert [response async for response in call][-1].HasField("finished")
+    await until(lambda: told[""][-1] == SERVING and told[GENERATION][-1] == SERVING)
+    assert told[GENERATION][-3:] == [SERVING, NOT_SERVING, SERVING]
+
+
+async def test_a_reload_is_no_news_and_no_model_is_no_readiness(followed):
+    whole, told = followed
+    admin = admin_pb2_grpc.AdminServiceStub(whole.channel)
+    before = {name: len(news) for name, news in told.items()}
+    [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest())]
+    await asyncio.sleep(0.1)
+    assert {name: len(news) for name, news in told.items()} == before
+    await admin.UnloadModel(admin_pb2.UnloadModelRequest(model="tiny"))
+    await until(lambda: told[GENERATION][-1] == NOT_SERVING)
+    assert told[""][-1] == SERVING
+    [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest())]
+    await until(lambda: told[GENERATION][-1] == SERVING)
+    assert len(told[""]) == before[""]

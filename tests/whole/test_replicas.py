@@ -1,0 +1,113 @@
+"""Two replicas behind client-side balancing with health checking: one is drained and one killed under load."""
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+
+from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from tests.engine import tiny_model
+from tests.engine.models.tiny_llama import random_prompt
+from tests.whole.replicas import Replica, balanced
+
+CALLERS = 6
+TOKENS = 60
+
+
+@pytest.fixture
+def replicas(tmp_path):
+    tiny_model.write(tmp_path / "tiny", max_position_embeddings=4096)
+    flags = ("--shutdown-grace-seconds", "30", "--shutdown-late-seconds", "0.3", "--max-rows", "8")
+    both = [Replica(tmp_path / "tiny", tmp_path / f"state{number}", *flags) for number in range(2)]
+    for one in both:
+        one.ready()
+    yield both
+    for one in both:
+        one.close()
+
+
+def request(seed, max_tokens=TOKENS):
+    options = {"max_tokens": max_tokens, "eos_token_ids": {"ids": []}, "temperature": 0.9, "seed": seed}
+    return generation_pb2.GenerateRequest(tokens={"ids": random_prompt(seed, 20)}, options=options)
+
+
+class Load:
+    """Callers who ask one thing after the other; what each got, and how it failed."""
+
+    def __init__(self, channel):
+        self.stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        self.answers = {}
+        self.failures = []
+        self.hosts = []
+        self._ending = False
+
+    async def caller(self, number):
+        turn = 0
+        while not self._ending:
+            seed, turn = number + CALLERS * (turn % 3), turn + 1
+            call = self.stub.Generate(request(seed), timeout=60)
+            ids, finished = [], False
+            try:
+                async for response in call:
+                    ids += [token.token for token in response.chunk.tokens]
+                    finished |= response.HasField("finished") and not response.finished.HasField("error")
+                assert finished, "a stream ended with OK and without its end"
+                self.answers.setdefault(seed, set()).add(tuple(ids))
+                self.hosts.append(call.peer() if hasattr(call, "peer") else "")
+            except grpc.aio.AioRpcError as error:
+                self.failures.append(error.code())
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        tasks = [asyncio.create_task(self.caller(number)) for number in range(CALLERS)]
+        try:
+            yield self
+        finally:
+            self._ending = True
+            await asyncio.gather(*tasks)
+
+    async def more(self, count):
+        """Wait for so many further answers."""
+        wanted = len(self.hosts) + count
+        for _ in range(3000):
+            if len(self.hosts) >= wanted:
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError(f"no more answers; failures: {self.failures}")
+
+
+async def generated(replica):
+    """Tokens that this replica has generated."""
+    async with grpc.aio.insecure_channel(replica.address) as channel:
+        load = await admin_pb2_grpc.AdminServiceStub(channel).GetLoad(admin_pb2.GetLoadRequest())
+        return load.generated_tokens
+
+
+async def test_draining_one_replica_loses_nothing_and_killing_one_is_never_a_clean_end(replicas):
+    first, second = replicas
+    async with balanced(replicas) as channel, Load(channel).running() as load:
+        await load.more(2 * CALLERS)
+        assert await generated(first) > 0
+        assert await generated(second) > 0
+
+        first.terminate()
+        status, errors = await asyncio.to_thread(first.ended)
+        assert (status, errors) == (0, "")
+        await load.more(2 * CALLERS)
+        assert load.failures == []
+
+        first.start()
+        await asyncio.to_thread(first.ready)
+        for _ in range(600):
+            if await generated(first):
+                break
+            await asyncio.sleep(0.05)
+        assert await generated(first) > 0
+
+        second.kill()
+        await load.more(2 * CALLERS)
+        assert set(load.failures) <= {grpc.StatusCode.UNAVAILABLE}
+        assert len(load.failures) <= CALLERS
+    assert all(len(answers) == 1 for answers in load.answers.values())
+    assert len(load.answers) >= CALLERS

@@ -1,0 +1,97 @@
+"""SIGTERM as callers feel it: what can end does, what cannot is told, nobody new comes in, and idle servers leave."""
+
+import time
+
+import grpc
+import pytest
+
+from mlxstream.v1 import generation_pb2, generation_pb2_grpc
+from tests.engine import tiny_model
+from tests.engine.models.tiny_llama import random_prompt
+from tests.whole.replicas import Replica
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    tiny_model.write(folder, max_position_embeddings=200_000)
+    return folder
+
+
+@pytest.fixture
+def server(model, tmp_path):
+    replica = Replica(
+        model, tmp_path / "state", "--max-rows", "3", "--shutdown-late-seconds", "0.2", "--shutdown-grace-seconds", "3"
+    )
+    replica.ready()
+    yield replica
+    replica.close()
+
+
+def stream(stub, max_tokens):
+    request = generation_pb2.GenerateRequest(
+        tokens={"ids": random_prompt(1, 10)}, options={"max_tokens": max_tokens, "eos_token_ids": {"ids": []}}
+    )
+    return stub.Generate(request, timeout=60)
+
+
+def end_of(call):
+    """The last message, and the status."""
+    last = None
+    try:
+        for response in call:
+            last = response
+    except grpc.RpcError as error:
+        return last, error.code()
+    return last, grpc.StatusCode.OK
+
+
+def test_short_streams_end_well_and_long_slow_and_queued_ones_are_told(server):
+    with grpc.insecure_channel(server.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        short, long, slow = stream(stub, 600), stream(stub, 150_000), stream(stub, 150_000)
+        for call in (short, long, slow):
+            assert next(call).HasField("started")
+        queued = [stream(stub, 150_000) for _ in range(2)]
+        time.sleep(0.1)
+        server.terminate()
+        time.sleep(0.5)
+        late = stream(stub, 5)
+        assert end_of(late) == (None, grpc.StatusCode.UNAVAILABLE)
+        last, code = end_of(short)
+        assert code is grpc.StatusCode.OK
+        assert last.finished.stats.generated_tokens == 600
+        for call in (long, slow):
+            last, code = end_of(call)
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert last.finished.error.reason == "ERROR_REASON_UNAVAILABLE"
+            assert last.finished.stats.generated_tokens > 0
+        assert {end_of(call)[1] for call in queued} == {grpc.StatusCode.UNAVAILABLE}
+    assert server.ended() == (0, "")
+
+
+def test_an_idle_server_leaves_within_a_second_and_a_second_signal_cuts_any_grace(server):
+    began = time.monotonic()
+    server.terminate()
+    assert server.ended() == (0, "")
+    assert time.monotonic() - began < 2  # a second, and what a busy machine adds
+    server.start()
+    server.ready()
+    with grpc.insecure_channel(server.address) as channel:
+        call = stream(generation_pb2_grpc.GenerationServiceStub(channel), 150_000)
+        next(call)
+        server.terminate()
+        time.sleep(0.1)
+        server.terminate()
+        assert end_of(call)[1] is grpc.StatusCode.UNAVAILABLE
+    assert server.ended()[0] == 0
+
+
+def test_a_killed_server_is_an_error_and_never_a_clean_end(server):
+    with grpc.insecure_channel(server.address) as channel:
+        call = stream(generation_pb2_grpc.GenerationServiceStub(channel), 150_000)
+        next(call)
+        server.kill()
+        last, code = end_of(call)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert last is None or not last.HasField("finished")
