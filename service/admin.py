@@ -113,7 +113,7 @@ class AdminHandlers:
     ) -> admin_pb2.ListGenerationsResponse:
         """A page of the live generations of all callers, oldest first."""
         page, next_page_token = page_of(
-            self._engine.generations(),
+            self._engine.live_generations(),
             name=lambda status: ordinal_name(status.number),
             page_size=request.page_size,
             page_token=request.page_token,

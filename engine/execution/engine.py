@@ -164,7 +164,7 @@ class Engine:
         """How busy the engine is; all zeros before there is a thread."""
         return EngineLoad(queue_limit=self._settings.max_queue) if self._thread is None else self._thread.load()
 
-    def generations(self) -> list[GenerationStatus]:
+    def live_generations(self) -> list[GenerationStatus]:
         """The live generations of all callers, oldest first."""
         return sorted((generation.status() for generation, _ in self._live.values()), key=lambda one: one.number)
 

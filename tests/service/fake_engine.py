@@ -274,7 +274,7 @@ class FakeEngine:
     def load(self) -> EngineLoad:
         return self.busy
 
-    def generations(self) -> list[GenerationStatus]:
+    def live_generations(self) -> list[GenerationStatus]:
         return sorted((one.status() for one in self.live.values()), key=lambda status: status.number)
 
     def abort_all(self) -> int:

@@ -48,7 +48,7 @@ from service.encode import (
 )
 from service.encode_model import encode_model_info, encode_model_summary
 from service.errors import encode_error
-from tests.service.fake_engine import DESCRIPTOR, MODEL, OPTIONS
+from tests.service.fake_engine import DESCRIPTOR, MODEL, OPTIONS, adapter
 
 FULL_DECLARATION = GraphDeclaration(
     media=MediaCapability(input="embeddings+positions", video=True),
@@ -129,6 +129,7 @@ FULL_MODEL = dataclasses.replace(
     composition=Composition(max_rows=8),
     runtime=RuntimeInfo(device="cpu", device_name="a CPU", mlx_version="1", blas="b", remedy="install it"),
     option_defaults=OptionDefaults(max_tokens=9, temperature=0.7, top_p=0.9, top_k=40, min_p=0.1),
+    adapters=(adapter("a"),),
 )
 FULL_STATS = GenerateStats(
     prompt_tokens=1,

@@ -273,6 +273,7 @@ async def test_metrics_are_served_at_the_address_that_was_asked_for(
         process.signals.ask()
         await process.ended()
     with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         again.bind(("127.0.0.1", int(address.rpartition(":")[2])))
 
 

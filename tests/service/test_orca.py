@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from engine.contracts.load import EngineLoad
+from mlxstream.v1 import generation_pb2_grpc
 from service import orca
 from service.load_meter import Rates
 from service.orca import TRAILER, report_fields
@@ -50,12 +51,30 @@ def test_utilization_passes_one_while_generations_wait() -> None:
 
 
 async def test_an_answer_carries_the_load_in_its_trailers(serving: Serving) -> None:
+    """Clients of gRPC hand this trailer to their balancer alone, so it is looked for on the wire."""
     serving.engine.busy = BUSY
-    call = serving.generation.Generate(text_request())
-    await read_all(call)
-    report = report_of(dict(await call.trailing_metadata())[TRAILER])
-    assert report.application_utilization == 1.5
-    assert dict(report.utilization) == {"kv_cache": 0.5}
+    wire = bytearray()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(serving.address.host, serving.address.port)
+
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, seen: bytearray) -> None:
+            while block := await source.read(65536):
+                seen += block
+                sink.write(block)
+
+        await asyncio.gather(pump(reader, far_writer, bytearray()), pump(far_reader, writer, wire))
+
+    proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        _, error = await read_all(stub.Generate(text_request()))
+    proxy.close()
+    assert error is None
+    assert TRAILER.encode() in wire
+    share = SCHEMA.report(application_utilization=1.5).SerializeToString()
+    assert share in wire
 
 
 async def test_a_stream_of_reports_begins_at_once_and_goes_on(

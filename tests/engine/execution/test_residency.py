@@ -252,8 +252,8 @@ async def test_the_live_generations_are_told_oldest_first_with_what_they_do(chan
         queued = await engine.generate(
             GenerationRequest(prompt=tokens(1, 5), options=GenerateOptions(max_tokens=3), request_id="second")
         )
-        await until(lambda: engine.generations()[0].generated_tokens > 0)
-        one, two = engine.generations()
+        await until(lambda: engine.live_generations()[0].generated_tokens > 0)
+        one, two = engine.live_generations()
         assert (one.request_id, one.phase, one.model) == ("first", GenerationPhase.DECODING, "tiny")
         assert (one.prompt_tokens, one.prefilled_tokens) == (20, 20)
         assert (two.request_id, two.phase, two.generated_tokens) == ("second", GenerationPhase.QUEUED, 0)
@@ -263,7 +263,7 @@ async def test_the_live_generations_are_told_oldest_first_with_what_they_do(chan
         first.abort(AbortReason.REQUESTED)
         await first.finished()
         await queued.finished()
-        assert engine.generations() == []
+        assert engine.live_generations() == []
         await until(lambda: engine.load().running == 0)
         assert engine.load().state_share == 0
 
