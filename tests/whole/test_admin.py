@@ -94,8 +94,8 @@ async def test_an_adapter_comes_and_goes_and_the_model_tells_of_it(changing):
 
 async def test_draining_with_a_live_stream_refuses_the_next_and_lets_the_first_end(changing):
     whole, admin, _ = changing
-    first = whole.generation.Generate(request(600))
-    assert (await first.read()).HasField("started")
+    first = aiter(whole.generation.Generate(request(600)))
+    assert (await anext(first)).HasField("started")
     (one,) = (await admin.ListGenerations(admin_pb2.ListGenerationsRequest())).generations
     assert (one.model, one.prompt_tokens) == ("tiny", 20)
     draining = asyncio.create_task(_drained(admin))
