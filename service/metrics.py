@@ -34,6 +34,7 @@ REQUEST_EDGES: Final = (
 )  # fmt: skip
 COUNT_EDGES: Final = tuple(factor * 10**power for power in range(6) for factor in (1, 2, 5))
 MESSAGE_EDGES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+STEP_EDGES: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 SHORT_EDGES: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -73,6 +74,9 @@ class Metrics:
         )
         self._message_tokens = self._histogram("message_tokens", "Tokens that share one message.", MESSAGE_EDGES)
         self._loop_lag = self._histogram("event_loop_lag_seconds", "How late the event loop's timers are.", SHORT_EDGES)
+        self._steps_per_token = self._histogram(
+            "denoising_steps_per_token", "Passes of a denoising generation for each token delivered.", STEP_EDGES
+        )
         self._loop_tasks = Gauge(PREFIX + "event_loop_tasks", "Tasks of the event loop.", registry=self.registry)
         self._resumes = self._counter("resume_requests", "Calls that asked to go on, by outcome.", ["outcome"])
         self._calls = self._counter("grpc_server_calls", "Calls that ended.", ["method", "code"])
@@ -97,6 +101,8 @@ class Metrics:
             self._prefill.observe(stats.prefill_ms / 1000)
             self._decode.observe(stats.decode_ms / 1000)
             self._inference.observe((stats.prefill_ms + stats.decode_ms) / 1000)
+            if stats.denoising is not None:
+                self._steps_per_token.observe(stats.denoising.steps / stats.generated_tokens)
         if stats.generated_tokens > 1:
             self._per_token.observe(stats.decode_ms / 1000 / (stats.generated_tokens - 1))
 

@@ -13,9 +13,12 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.contracts.errors import OverloadedError
+from engine.contracts.events import GenerationFinished
 from engine.contracts.load import STEP_TOKEN_EDGES, EngineLoad
+from engine.contracts.results import DenoisingStats, FinishReason, GenerateStats
 from service import pulse
 from service.address import Address, BindError
+from service.live import CallFacts
 from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
 from service.metrics_server import MetricsServer
 from service.server import build_server
@@ -55,6 +58,20 @@ async def test_an_end_is_counted_with_its_reason_and_times(serving: Serving, tel
     for name in ("time_to_first_token", "e2e_request_latency", "request_prefill_time", "request_decode_time"):
         assert found[f"mlx_stream_{name}_seconds_count"] == 1
     assert found["mlx_stream_cancel_to_free_seconds_count"] == 0
+
+
+async def test_passes_for_each_token_are_told_of_generations_that_denoise(
+    serving: Serving, telemetry: Telemetry
+) -> None:
+    finished = GenerationFinished(
+        finish_reason=FinishReason.STOP,
+        stats=GenerateStats(generated_tokens=8, denoising=DenoisingStats(steps=4, blocks=1, canvas_tokens=8)),
+    )
+    await read_all(serving.generation.Generate(text_request()))
+    telemetry.ended(serving.engine.generations[0], finished, CallFacts())
+    found = samples(telemetry.metrics)
+    assert found["mlx_stream_denoising_steps_per_token_count"] == 1
+    assert found["mlx_stream_denoising_steps_per_token_sum"] == 0.5
 
 
 async def test_a_cancelled_generation_tells_how_long_it_took_to_free_its_row(
