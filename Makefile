@@ -97,8 +97,9 @@ check-generated: $(VENV)/check
 format: $(VENV)/check ## format the code, and fix what the linter can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
-generate: $(VENV)/check ## regenerate the client's stubs from the schema
+generate: $(VENV)/check ## regenerate the committed stubs from the schema: Python's, and Rust's where cargo is installed
 	@$(BIN)/python proto/generate.py
+	@if command -v cargo >/dev/null; then BUF=$(BIN)/buf sh clients/rust/generate.sh; fi
 
 lock: $(VENV)/made-for ## resolve constraints.txt anew, for every system and Python that we support
 	@$(BIN)/python -m pip install --quiet uv
@@ -107,6 +108,7 @@ lock: $(VENV)/made-for ## resolve constraints.txt anew, for every system and Pyt
 
 clean: ## remove the environment, caches and build leftovers (not the downloaded models)
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf clients/typescript/node_modules clients/typescript/dist clients/java/target clients/rust/target
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: help demo serve setup test test-gemma3 bench check format generate lock clean check-format check-lint check-types check-imports \

@@ -15,8 +15,9 @@ PYTHON_FOLDERS = ("engine", "service", "clients/python", "tests", "benchmarks")
 GENERATED = ROOT / "clients/python/src/mlxstream/v1"
 LINE_LIMIT = 500
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "base", "misc", "manager"}
-TEXT_SUFFIXES = {".c", ".cfg", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", ""}
-UNREAD_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__"}
+CLIENT_SUFFIXES = {".go", ".java", ".rs", ".ts", ".xml"}
+TEXT_SUFFIXES = {".c", ".cfg", ".md", ".proto", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml", "", *CLIENT_SUFFIXES}
+UNREAD_FOLDERS = {".git", ".venv", "build", "dist", "node_modules", "target", "__pycache__"}
 OWN_FOLDER = re.compile(r"(?<![\w./-])/(?:r[o]ot|h[o]me/\w+|U[s]ers/\w+|w[o]rk|tmp/w)(?=[/\s\"']|$)")
 
 

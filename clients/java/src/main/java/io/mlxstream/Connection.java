@@ -1,0 +1,170 @@
+package io.mlxstream;
+
+import io.grpc.Attributes;
+import io.grpc.ChannelCredentials;
+import io.grpc.EquivalentAddressGroup;
+import io.grpc.Grpc;
+import io.grpc.InsecureChannelCredentials;
+import io.grpc.ManagedChannel;
+import io.grpc.ManagedChannelBuilder;
+import io.grpc.Metadata;
+import io.grpc.NameResolver;
+import io.grpc.NameResolverProvider;
+import io.grpc.NameResolverRegistry;
+import io.grpc.StatusOr;
+import io.grpc.netty.shaded.io.grpc.netty.NettyChannelBuilder;
+import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
+import io.grpc.netty.shaded.io.netty.channel.MultiThreadIoEventLoopGroup;
+import io.grpc.netty.shaded.io.netty.channel.nio.NioIoHandler;
+import io.grpc.netty.shaded.io.netty.channel.socket.nio.NioDomainSocketChannel;
+import io.grpc.stub.MetadataUtils;
+import java.net.InetSocketAddress;
+import java.net.URI;
+import java.net.UnixDomainSocketAddress;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+
+/** How servers are reached: the channel with its settings, and whatever must be closed with it. */
+final class Connection implements AutoCloseable {
+  private static final int MESSAGE_LIMIT_BYTES = 64 << 20;
+  private static final String READINESS_SERVICE = "mlxstream.v1.GenerationService";
+  private static final Pattern HOST_AND_PORT =
+      Pattern.compile("(?:\\[([0-9A-Fa-f:.]+)]|([^\\s/:\\[\\]]+)):(\\d{1,5})");
+
+  // A call is tried again only while the server has not taken it up: once the first event came, never. gRPC waits as
+  // long as the server's pushback says, and gives up where it says never.
+  private static final Map<String, ?> RETRIES =
+      Map.of(
+          "name", List.of(Map.of()),
+          "retryPolicy",
+              Map.of(
+                  "maxAttempts", 4.0,
+                  "initialBackoff", "0.1s",
+                  "maxBackoff", "2s",
+                  "backoffMultiplier", 2.0,
+                  "retryableStatusCodes", List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED")));
+
+  final ManagedChannel channel;
+  final String target;
+  private final EventLoopGroup group;
+
+  Connection(List<String> targets, Tls tls, Metadata metadata) {
+    target = String.join(", ", targets);
+    ChannelCredentials credentials = tls == null ? InsecureChannelCredentials.create() : tls.credentials();
+    boolean isSocket = targets.size() == 1 && targets.get(0).startsWith("unix:");
+    group = isSocket ? new MultiThreadIoEventLoopGroup(1, NioIoHandler.newFactory()) : null;
+    ManagedChannelBuilder<?> builder = isSocket ? socket(targets.get(0), credentials) : network(targets, credentials);
+    if (tls != null && tls.serverName() != null) {
+      builder.overrideAuthority(tls.serverName());
+    }
+    channel = configured(builder).intercept(MetadataUtils.newAttachHeadersInterceptor(metadata)).build();
+  }
+
+  @Override
+  public void close() {
+    channel.shutdownNow();
+    if (group != null) {
+      group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
+    }
+  }
+
+  private ManagedChannelBuilder<?> socket(String target, ChannelCredentials credentials) {
+    var address = UnixDomainSocketAddress.of(target.substring("unix:".length()));
+    return NettyChannelBuilder.forAddress(address, credentials)
+        .channelType(NioDomainSocketChannel.class, UnixDomainSocketAddress.class)
+        .eventLoopGroup(group)
+        .overrideAuthority("localhost")
+        .defaultServiceConfig(Map.of("methodConfig", List.of(RETRIES)));
+  }
+
+  private static ManagedChannelBuilder<?> network(List<String> targets, ChannelCredentials credentials) {
+    List<InetSocketAddress> addresses = targets.stream().map(Connection::address).toList();
+    if (targets.size() == 1) {
+      return Grpc.newChannelBuilder(targets.get(0), credentials)
+          .defaultServiceConfig(Map.of("methodConfig", List.of(RETRIES)));
+    }
+    NameResolverRegistry registry = new NameResolverRegistry();
+    registry.register(new ListedServers(addresses));
+    return Grpc.newChannelBuilder("listed:///servers", credentials, registry)
+        .defaultLoadBalancingPolicy("round_robin")
+        .defaultServiceConfig(
+            Map.of(
+                "methodConfig", List.of(RETRIES),
+                "loadBalancingConfig", List.of(Map.of("round_robin", Map.of())),
+                "healthCheckConfig", Map.of("serviceName", READINESS_SERVICE)));
+  }
+
+  private static ManagedChannelBuilder<?> configured(ManagedChannelBuilder<?> builder) {
+    return builder
+        .maxInboundMessageSize(MESSAGE_LIMIT_BYTES)
+        // Pings every 30 s are what the server expects; 20 s for the answer survive a busy machine.
+        .keepAliveTime(30, TimeUnit.SECONDS)
+        .keepAliveTimeout(20, TimeUnit.SECONDS)
+        // What may be sent again is kept: the largest prompt too.
+        .perRpcBufferLimit(MESSAGE_LIMIT_BYTES)
+        .retryBufferSize(4L * MESSAGE_LIMIT_BYTES);
+  }
+
+  private static InetSocketAddress address(String target) {
+    Matcher matcher = HOST_AND_PORT.matcher(target);
+    int port = matcher.matches() ? Integer.parseInt(matcher.group(3)) : 0;
+    if (port < 1 || port > 65535) {
+      throw new IllegalArgumentException("the target must be HOST:PORT or unix:PATH, not \"" + target + "\"");
+    }
+    String host = matcher.group(1) == null ? matcher.group(2) : matcher.group(1);
+    return InetSocketAddress.createUnresolved(host, port);
+  }
+
+  /** Gives a fixed list of servers to the load balancer. */
+  private static final class ListedServers extends NameResolverProvider {
+    private final List<InetSocketAddress> addresses;
+
+    ListedServers(List<InetSocketAddress> addresses) {
+      this.addresses = addresses;
+    }
+
+    @Override
+    public String getDefaultScheme() {
+      return "listed";
+    }
+
+    @Override
+    public NameResolver newNameResolver(URI uri, NameResolver.Args args) {
+      return new NameResolver() {
+        @Override
+        public String getServiceAuthority() {
+          return "listed";
+        }
+
+        @Override
+        public void start(Listener2 listener) {
+          var servers = StatusOr.fromValue(addresses.stream().map(ListedServers::server).toList());
+          listener.onResult(ResolutionResult.newBuilder().setAddressesOrError(servers).build());
+        }
+
+        @Override
+        public void shutdown() {}
+      };
+    }
+
+    private static EquivalentAddressGroup server(InetSocketAddress address) {
+      String name = address.getHostString() + ":" + address.getPort(); // what its certificate must be for
+      Attributes attributes =
+          Attributes.newBuilder().set(EquivalentAddressGroup.ATTR_AUTHORITY_OVERRIDE, name).build();
+      return new EquivalentAddressGroup(new InetSocketAddress(address.getHostString(), address.getPort()), attributes);
+    }
+
+    @Override
+    protected boolean isAvailable() {
+      return true;
+    }
+
+    @Override
+    protected int priority() {
+      return 5;
+    }
+  }
+}

@@ -1,0 +1,6 @@
+#!/bin/sh
+# Build the Rust client with its conformance program into build/rust; run from the repository's root.
+set -eu
+CARGO_TARGET_DIR=$PWD/build/rust
+export CARGO_TARGET_DIR
+cargo build --quiet --locked --manifest-path clients/rust/Cargo.toml --examples

@@ -1,0 +1,36 @@
+//! Streams that survive: by themselves, and from where another process stopped.   cargo run --example resume [TARGET]
+
+use mlxstream::v1::generate_response::Event;
+use mlxstream::v1::{DeliveryOptions, GenerateOptions};
+use mlxstream::{Error, Request, connect, user};
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let target = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".to_owned());
+    let client = connect(&target)?;
+    let request = Request::chat([user("Tell a story that never ends.")])
+        .options(GenerateOptions { max_tokens: Some(100), ..Default::default() })
+        .delivery(DeliveryOptions { durable: true, ..Default::default() });
+
+    // A durable stream goes on by itself when its connection is lost or its server restarts; no token is lost or doubled.
+    // Dropping it frees the row; what was computed is kept for a while.
+    let mut stream = client.stream(request);
+    for _ in 0..20 {
+        let Some(response) = stream.next_event().await else { break };
+        if let Some(Event::Chunk(chunk)) = response?.event {
+            print!("{}", chunk.text);
+        }
+    }
+
+    // Whoever knows these two can go on, in another process too.
+    let generation_id = stream.started().unwrap_or_default().generation_id;
+    let after_sequence = stream.sequence();
+    drop(stream);
+    println!("\nresume {generation_id} after {after_sequence}");
+    let mut rest = client.resume(generation_id, after_sequence);
+    while let Some(text) = rest.next().await {
+        print!("{}", text?);
+    }
+    println!();
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! Client of mlx-stream: stream tokens from an MLX engine over gRPC.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), mlxstream::Error> {
+//! let client = mlxstream::connect("127.0.0.1:50051")?;
+//! let mut stream = client.stream(mlxstream::Request::text("Once upon a time"));
+//! while let Some(text) = stream.next().await {
+//!     print!("{}", text?);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The schema's own messages are in [`v1`].
+
+#![warn(missing_docs)]
+
+mod client;
+mod connection;
+mod error;
+mod request;
+mod stream;
+
+/// The schema's own messages and stubs.
+#[allow(missing_docs, clippy::all)]
+#[rustfmt::skip]
+#[path = "generated/mlxstream.v1.rs"]
+pub mod v1;
+
+pub use client::{Client, Connect, Generation, connect};
+pub use connection::{Headers, Tls, Transport};
+pub use error::{Error, ErrorKind, FieldViolation};
+pub use request::{Request, message, user};
+pub use stream::{Canceller, TextStream, Usage};
