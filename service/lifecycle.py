@@ -7,14 +7,18 @@ Signals are handled from the start: a second one cuts the grace short, a third o
 from __future__ import annotations
 
 import asyncio
+import importlib
+from functools import partial
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import EngineError
 from engine.execution.engine import Engine
 from service.address import Address, AddressError, BindError, require_bindable
 from service.stopping import StartError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from engine.execution.resident import EngineSettings
     from service.settings import ServerSettings
@@ -37,6 +41,23 @@ async def run_server(
     from service.serving import serve_engine  # takes a while, in which weights are read
 
     await serve_engine(engine, loading, settings, signals, address)
+
+
+def engine_class_of(settings: ServerSettings) -> Callable[[EngineSettings], Engine]:
+    """What makes the engine that is asked for; it raises `StartError` where a script cannot be used."""
+    if settings.script_file is None:
+        return Engine
+    return partial(scripted_engine, settings.script_file)
+
+
+def scripted_engine(script_file: Path, settings: EngineSettings) -> Engine:
+    """An engine that plays `script_file`."""
+    module = importlib.import_module("engine.execution.scripted.engine")  # seldom needed, and takes a while
+    try:
+        engine: Engine = module.ScriptedEngine(settings, script_file)
+    except EngineError as error:
+        raise StartError(str(error)) from None
+    return engine
 
 
 def checked_address(settings: ServerSettings) -> Address:

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from service.lifecycle import run_server
+from service.lifecycle import engine_class_of, run_server
 from service.logs import configure_logging
 from service.settings import ServerSettings, SettingsError, load_settings
 from service.stopping import Signals, StartError
@@ -66,4 +66,4 @@ def _engine_threads_end(latest: float) -> bool:
 async def _serve(settings: ServerSettings) -> None:
     signals = Signals()
     signals.install()
-    await run_server(settings, signals)
+    await run_server(settings, signals, engine_class=engine_class_of(settings))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX: Final = "MLX_STREAM_"
 MAX_FILE_BYTES: Final = 1024 * 1024
+MLX_ENGINE: Final = "mlx"
+SCRIPT_PREFIX: Final = "script:"
 # Variables of this family that belong to the command line rather than to the server.
 FOREIGN_VARIABLES: Final = frozenset({"MLX_STREAM_CONFIG"})
 
@@ -37,7 +39,8 @@ class ServerSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(min_length=1)
+    engine: str = "mlx"
+    model: str = Field(default="", validate_default=True)
     listen: str = "127.0.0.1:50051"
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("mlx-stream"))
     insecure: bool = False
@@ -62,6 +65,11 @@ class ServerSettings(BaseModel):
     log_format: Literal["text", "json"] = "text"
     metrics_listen: str | None = None
     otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$")
+
+    @property
+    def script_file(self) -> Path | None:
+        """The script that is played in place of a model; None for the engine that loads one."""
+        return Path(self.engine.removeprefix(SCRIPT_PREFIX)) if self.engine.startswith(SCRIPT_PREFIX) else None
 
     def engine_settings(self) -> EngineSettings:
         """The part that the engine reads; "auto" is its None."""
@@ -102,6 +110,24 @@ class ServerSettings(BaseModel):
         if twice is not None:
             raise PydanticCustomError("adapter", "{name} is given twice", {"name": repr(twice)})
         return tuple(named)
+
+    @field_validator("engine")
+    @classmethod
+    def _is_an_engine(cls, text: str) -> str:
+        names_a_script = text.startswith(SCRIPT_PREFIX) and text != SCRIPT_PREFIX
+        if text != MLX_ENGINE and not names_a_script:
+            raise PydanticCustomError("engine", "must be mlx or script:FILE")
+        return text
+
+    @field_validator("model")
+    @classmethod
+    def _fits_the_engine(cls, name: str, others: ValidationInfo) -> str:
+        engine = others.data.get("engine", MLX_ENGINE)
+        if engine == MLX_ENGINE and not name:
+            raise PydanticCustomError("model", "must be given")
+        if engine != MLX_ENGINE and name:
+            raise PydanticCustomError("model", "a script names its own model")
+        return name
 
     @field_validator("kv_storage")
     @classmethod

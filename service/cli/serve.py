@@ -12,6 +12,8 @@ from service.signals import leave_on_signals
 
 @click.command()
 @click.option("--model", help="Alias, Hugging Face id (org/name), folder, or .gguf file.")
+@click.option("--engine", metavar="mlx|script:FILE", help="script:FILE plays a script in place of a model, to test "
+              "clients. Default mlx.")  # fmt: skip
 @click.option(
     "--listen", metavar="HOST:PORT", help="Where to listen; port 0 picks a free one. Default 127.0.0.1:50051."
 )

@@ -1,0 +1,156 @@
+"""Plays scenarios on rows, in the place of a model. Runs on the engine thread; clock values are seconds.
+
+Where a row stands in its scenario is said by the tokens that it has committed, so a row that was taken back or resumed
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from engine.contracts.results import SampledToken, TokenLogprobs, TopLogprob
+from engine.execution.prefixes import PrefixKeeper
+from engine.execution.scripted.script import END_ID, Failure
+from engine.execution.scripted.text import bytes_of
+from engine.generation.row import RowFault
+from engine.state.prefix_store import PrefixStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from engine.contracts.cache import Cache
+    from engine.contracts.snapshot import LayerSnapshot
+    from engine.execution.job import Pending
+    from engine.execution.scheduler import Limits
+    from engine.execution.scripted.script import Moment, Scenario, Script
+    from engine.generation.row import Row, RowUnit
+
+LONGEST_WAIT_SECONDS: Final = 0.01
+"""While no row is due the thread looks so often for new work and for rows that were aborted."""
+LOGPROB: Final = -0.25
+"""Of every token that is said; candidates that are not have one less each."""
+
+
+class EngineDiedError(Exception):
+    """A scenario has asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a row waits for: its unit, the moment that comes with it if it samples, and when that is due."""
+
+    row: Row
+    unit: RowUnit
+    moment: Moment | None
+    due_at: float
+
+
+class ScriptedStepper:
+    """See `engine.execution.job.Stepper`."""
+
+    def __init__(
+        self, script: Script, limits: Limits, *, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        """Play `script`; `sleep` waits for so many seconds."""
+        self.limits = limits
+        self.prefixes = PrefixKeeper(PrefixStore(0), _nothing_kept)
+        self._script = script
+        self._clock = clock
+        self._sleep = sleep
+        self._scenarios: weakref.WeakKeyDictionary[Row, Scenario] = weakref.WeakKeyDictionary()
+        self._since: weakref.WeakKeyDictionary[Row, float] = weakref.WeakKeyDictionary()
+        self._is_dead = False
+
+    def make_caches(self) -> list[Cache]:
+        """A scripted row keeps no state."""
+        return []
+
+    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> ScriptedStep:  # noqa: ARG002 - nothing follows
+        """Begin to wait for the first of `rows` that is due."""
+        return ScriptedStep(self, [self._part(row) for row in rows])
+
+    def play(self, parts: Sequence[_Part]) -> list[SampledToken | RowFault | None]:
+        """Wait for a while, and advance the rows that are due.
+
+        Raises:
+            EngineDiedError: a scenario says so.
+        """
+        earliest = min(part.due_at for part in parts)
+        if (wait := earliest - self._clock()) > 0:
+            self._sleep(min(wait, LONGEST_WAIT_SECONDS))
+        now = self._clock()
+        return [self._advance(part) if part.due_at <= now else None for part in parts]
+
+    def ended(self) -> None:
+        """Nothing is kept of a row."""
+
+    def probe(self) -> None:
+        """Raise once a scenario has ended the engine."""
+        if self._is_dead:
+            raise EngineDiedError("the script ends the engine here")
+
+    def resume(self) -> None:
+        """Nothing is held."""
+
+    def rest(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _part(self, row: Row) -> _Part:
+        scenario = self._scenarios.get(row)
+        if scenario is None:
+            scenario = self._scenarios[row] = self._script.scenario_of(bytes_of(row.prompt))
+            self._since[row] = self._clock()
+        unit = row.next_unit()
+        moment = scenario.moment(row.next_index) if unit.samples else None
+        seconds = 0.0 if moment is None else moment.pause_seconds
+        if row.is_prefilling:
+            seconds += scenario.prefill_seconds * len(unit.tokens) / row.prompt_tokens
+        return _Part(row, unit, moment, self._since[row] + seconds)
+
+    def _advance(self, part: _Part) -> SampledToken | RowFault | None:
+        self._since[part.row] = part.due_at
+        if part.moment is not None and part.moment.failure is not None:
+            return self._fail(part.moment.failure)
+        part.row.settle(part.unit)
+        return None if part.moment is None else _sampled(part.row, part.moment.token)
+
+    def _fail(self, failure: Failure) -> RowFault:
+        if failure is Failure.GENERATION:
+            return RowFault("the script ends the generation here")
+        self._is_dead = True
+        raise EngineDiedError("the script ends the engine here")
+
+
+class ScriptedStep:
+    """See `engine.execution.job.Pending`. Rows that are not due when it is read stand where they stood."""
+
+    def __init__(self, stepper: ScriptedStepper, parts: Sequence[_Part]) -> None:
+        self._stepper = stepper
+        self._parts = parts
+
+    def may_follow(self, row: Row) -> bool:  # noqa: ARG002 - the Protocol's parameter
+        """Never: all rows wait together, so that none waits for another's pause."""
+        return False
+
+    def read(self) -> list[SampledToken | RowFault | None]:
+        """Wait for the first row, at most for a while; rows that are not due have no token."""
+        return self._stepper.play(self._parts)
+
+
+def _sampled(row: Row, token: int) -> SampledToken:
+    options = row.options
+    if not (options.logprobs or options.top_logprobs):
+        return SampledToken(token)
+    others = (other for other in range(END_ID) if other != token)
+    candidates = [token, *(next(others) for _ in range(options.top_logprobs - 1))] if options.top_logprobs else []
+    top = tuple(TopLogprob(candidate, LOGPROB - place) for place, candidate in enumerate(candidates))
+    return SampledToken(token, TokenLogprobs(LOGPROB if options.logprobs else None, top))
+
+
+def _nothing_kept(_snapshots: Sequence[LayerSnapshot], _tokens: int) -> list[Cache]:
+    raise RuntimeError("a scripted engine keeps no states")
