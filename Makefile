@@ -36,7 +36,7 @@ endif
 
 help: ## list these verbs
 	@echo 'mlx-stream: tokens of one shared MLX engine, streamed over gRPC'
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
 
 # Ctrl-C is an answer here and no failure: the shell waits for the command, and make says nothing of its own.
@@ -53,6 +53,10 @@ setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the oth
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(TESTS)
+
+# A language whose tools are absent is left out with a word; CI=1 makes that a failure.
+conformance: $(VENV)/run $(VENV)/test ## play the same cases with the clients of all languages, and write docs/conformance.md
+	@$(BIN)/python -m clients.conformance.runner $(if $(CI),--strict)
 
 # A real file of K-quants: 250 MB under Google's terms, so it is fetched only when asked for.
 GEMMA3 := build/gemma3/gemma-3-270m-q4_k_m.gguf
@@ -111,7 +115,7 @@ clean: ## remove the environment, caches and build leftovers (not the downloaded
 	@rm -rf clients/typescript/node_modules clients/typescript/dist clients/java/target clients/rust/target
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo serve setup test test-gemma3 bench check format generate lock clean check-format check-lint check-types check-imports \
+.PHONY: help demo serve setup test conformance test-gemma3 bench check format generate lock clean check-format check-lint check-types check-imports \
   check-schema check-generated
 
 # The environment is made anew when its device, its folder or its interpreter is no longer what it was made for.

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DOMAIN: Final = "mlxstream.v1"
+# Clients repeat RESOURCE_EXHAUSTED unless they are told how long to wait, or that it is of no use.
+PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
+NO_USE_TO_RETRY: Final = "-1"
 # Many clients take at most 8 KiB of trailers, in which the message travels twice, percent-encoded and in base64.
 MAX_MESSAGE_BYTES: Final = 600
 MAX_VIOLATIONS_BYTES: Final = 1500
@@ -187,7 +190,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.Eng
     status = encode_status(error)
     trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
     if isinstance(error, contract.OverloadedError):
-        trailers.append(("grpc-retry-pushback-ms", str(round(1000 * error.retry_after_seconds))))
+        trailers.append((PUSHBACK_KEY, str(round(1000 * error.retry_after_seconds))))
+    elif status_of(error) is _CODE.RESOURCE_EXHAUSTED:
+        trailers.append((PUSHBACK_KEY, NO_USE_TO_RETRY))
     await context.abort(status_of(error), status.message, tuple(trailers))
     raise RuntimeError("the call went on after its abort")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON_FOLDERS = ("engine", "service", "clients/python", "tests", "benchmarks")
+PYTHON_FOLDERS = ("engine", "service", "clients/conformance", "clients/python", "tests", "benchmarks")
 GENERATED = ROOT / "clients/python/src/mlxstream/v1"
 LINE_LIMIT = 500
 VAGUE_NAMES = {"util", "utils", "common", "helper", "helpers", "base", "misc", "manager"}

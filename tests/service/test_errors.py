@@ -142,6 +142,13 @@ async def test_overload_says_when_to_come_back(serving: Serving) -> None:
     assert dict(details[error_details_pb2.ErrorInfo].metadata) == {"resource": "queue", "limit": "64", "used": "64"}
 
 
+async def test_a_request_that_can_never_fit_is_told_not_to_come_back(serving: Serving) -> None:
+    serving.engine.refusal = contract.InsufficientMemoryError(needed_bytes=2, budget_bytes=1)
+    _, error = await read_all(serving.generation.Generate(text_request()))
+    assert error is not None
+    assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+
+
 async def test_bad_input_names_every_bad_field(serving: Serving) -> None:
     options = {"temperature": -1.0, "top_p": 2.0, "stop_sequences": ["", "x"]}
     _, error = await read_all(serving.generation.Generate(text_request(options=options)))

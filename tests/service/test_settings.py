@@ -108,6 +108,25 @@ def test_a_missing_model_is_named() -> None:
         load_settings({}, None)
 
 
+def test_a_script_takes_the_place_of_a_model() -> None:
+    assert load_settings({"engine": "script:a/b.json"}, None).script_file == Path("a/b.json")
+    assert load_settings({"model": "m"}, None).script_file is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"engine": "script:"}, "engine: must be mlx or script:FILE"),
+        ({"engine": "other", "model": "m"}, "engine: must be mlx or script:FILE"),
+        ({"engine": "script:x", "model": "m"}, "model: a script names its own model"),
+        ({"engine": "mlx"}, "model: must be given"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(flags: dict[str, str], problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        load_settings(flags, None)
+
+
 @pytest.mark.parametrize(("name", "value"), [("max_rows", "abc"), ("device", "tpu"), ("shutdown_grace_seconds", "-1")])
 def test_a_bad_value_of_a_variable_is_refused_under_the_variables_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str

@@ -25,6 +25,7 @@ END_ID: Final = 256
 """The token that ends a generation; those below it are bytes."""
 FIRST_PIECE_ID: Final = 257
 MOST_MOMENTS: Final = 1_000_000
+MOST_PIECE_BYTES: Final = 1024 * 1024
 MOST_SCRIPT_BYTES: Final = 64 * 1024 * 1024
 DEFAULT_CONTEXT_TOKENS: Final = 8 * 1024 * 1024
 _CHOICE: Final = re.compile(rb"\[\[([\w.-]+)\]\]")
@@ -229,4 +230,7 @@ def _piece(fields: Fields) -> bytes:
         piece = fields.text("text", "").encode()
     if not piece:
         raise ScriptError(f"{fields.where}: needs a text, bytes, silence_seconds or fail")
-    return piece
+    copies = fields.count("copies", 1, least=1)
+    if copies * len(piece) > MOST_PIECE_BYTES:
+        raise ScriptError(f"{fields.where}.copies: a piece has at most {MOST_PIECE_BYTES} bytes")
+    return piece * copies

@@ -5,6 +5,7 @@ are in `mlxstream.v1`.
 """
 
 from mlxstream.client import AsyncClient
+from mlxstream.connection import Tls
 from mlxstream.errors import (
     AlreadyExistsError,
     AuthenticationError,
@@ -17,6 +18,7 @@ from mlxstream.errors import (
     LocalReason,
     MlxStreamError,
     NotFoundError,
+    OutOfRangeError,
     OverloadedError,
     PromptTooLongError,
     ServerError,
@@ -45,11 +47,13 @@ __all__ = [
     "LocalReason",
     "MlxStreamError",
     "NotFoundError",
+    "OutOfRangeError",
     "OverloadedError",
     "PromptTooLongError",
     "ServerError",
     "StreamCutError",
     "TextStream",
+    "Tls",
     "UnavailableError",
     "UnsupportedError",
     "Usage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -11,12 +11,20 @@ import grpc
 import grpc.aio
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from mlxstream.connection import Connection, checked_target, checked_timeout, connect
+from mlxstream.connection import (
+    READINESS_SERVICE,
+    Connection,
+    Tls,
+    checked_target,
+    checked_timeout,
+    checked_token,
+    connect,
+)
 from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, UnavailableError
 from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
 from mlxstream.requests import Messages, Prompt, chat_prompt, filled, generation_request
 from mlxstream.results import FinishReason, Generation
-from mlxstream.stream import AsyncTextStream, Call
+from mlxstream.stream import AsyncTextStream, Call, EventReader
 from mlxstream.v1.delivery_pb2 import DeliveryOptions
 from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest
 from mlxstream.v1.model_pb2 import (
@@ -34,7 +42,6 @@ from mlxstream.v1.model_pb2 import (
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_SECONDS = 600.0
-READINESS_SERVICE = "mlxstream.v1.GenerationService"
 READINESS_PAUSE_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 10.0
 
@@ -50,27 +57,33 @@ class AsyncClient:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
+        tls: Tls | None = None,
+        token: str | None = None,
         timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-        credentials: grpc.ChannelCredentials | None = None,
+        balanced: bool | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
         """Describe the connection; nothing is sent yet.
 
         Args:
-            target: "HOST:PORT", "unix:PATH", or another target that gRPC knows.
+            target: "HOST:PORT", "unix:PATH", or another target that gRPC knows; or a list of "IP:PORT".
+            tls: Whom to trust and who to be; None means plain text.
+            token: Bearer token, presented with every call.
             timeout_seconds: Deadline of every call that names none; None means no deadline.
-            credentials: TLS credentials; None means plain text.
-            metadata: Sent with every call, such as an authorization.
+            balanced: Whether calls go by turns to every server behind the target that says it serves, rather than all
+                to one. None: with a list of targets.
+            metadata: Sent with every call.
 
         Raises:
-            ValueError: The target or the deadline cannot be one.
+            ValueError: The target, the token or the deadline cannot be one.
         """
         self._target = checked_target(target)
+        self._tls = tls
         self._timeout_seconds = checked_timeout(timeout_seconds)
-        self._credentials = credentials
-        self._metadata = tuple(metadata)
+        self._balanced = not isinstance(target, str) if balanced is None else balanced
+        self._metadata = (*metadata, *checked_token(token))
         self._connection: Connection | None = None
         self._closed = False
 
@@ -130,7 +143,7 @@ class AsyncClient:
                 request, timeout=facts.timeout_seconds, metadata=self._metadata
             )
 
-        return AsyncTextStream(open_call, facts)
+        return AsyncTextStream(EventReader(open_call, facts))
 
     async def generate(
         self,
@@ -223,8 +236,25 @@ class AsyncClient:
     async def health(self, service: str = READINESS_SERVICE) -> str:
         """Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness."""
         request = HealthCheckRequest(service=service)
-        response = await self._call(self._connected().health_check, request, HEALTH_TIMEOUT_SECONDS)
-        return HealthCheckResponse.ServingStatus.Name(response.status)
+        response = await self._call(self._connected().health.Check, request, HEALTH_TIMEOUT_SECONDS)
+        return _status_name(response)
+
+    async def watch_health(self, service: str = READINESS_SERVICE) -> AsyncGenerator[str, None]:
+        """The status now, and again whenever it changes: `async for status in client.watch_health(): ...`.
+
+        It ends with an error only, when the server does; a service that is not known is "SERVICE_UNKNOWN".
+
+        Raises:
+            MlxStreamError: From the iteration: the server went away.
+        """
+        call = self._connected().health.Watch(HealthCheckRequest(service=service), metadata=self._metadata)
+        try:
+            async for response in call:
+                yield _status_name(response)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, CallFacts(target=self._target, timeout_seconds=None)) from error
+        finally:
+            call.cancel()
 
     async def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
         """Wait until the server takes generations; it need not be reachable yet.
@@ -272,7 +302,13 @@ class AsyncClient:
         if self._closed:
             raise RuntimeError("the client is closed")
         if self._connection is None:
-            self._connection = connect(self._target, self._credentials)
+            self._connection = connect(self._target, tls=self._tls, balanced=self._balanced)
         if self._connection.loop is not asyncio.get_running_loop():
             raise RuntimeError("the client belongs to another event loop: make one per loop")
         return self._connection
+
+
+def _status_name(response: HealthCheckResponse) -> str:
+    """The status by name; what this client does not know counts as unknown."""
+    known = HealthCheckResponse.ServingStatus
+    return known.Name(response.status) if response.status in known.values() else known.Name(known.UNKNOWN)

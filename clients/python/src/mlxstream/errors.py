@@ -1,8 +1,9 @@
 """The errors of the client, typed by what a caller would do about them.
 
 MlxStreamError
-├── InvalidRequestError         a field is wrong; `violations` names each (also OUT_OF_RANGE)
+├── InvalidRequestError         a field is wrong; `violations` names each
 │   └── PromptTooLongError      the prompt leaves no room in the context
+├── OutOfRangeError             the point to resume from is no longer held
 ├── NotFoundError               no model, adapter or generation of this name
 ├── AlreadyExistsError          the request id is in use by a live generation
 ├── FailedPreconditionError     an adapter, a checkpoint or a model file does not fit
@@ -86,6 +87,10 @@ class InvalidRequestError(MlxStreamError):
 
 class PromptTooLongError(InvalidRequestError):
     """The prompt leaves no room for a new token; `metadata` holds `prompt_tokens` and `context_length`."""
+
+
+class OutOfRangeError(MlxStreamError):
+    """The point from which a generation was to be resumed is no longer held."""
 
 
 class NotFoundError(MlxStreamError):

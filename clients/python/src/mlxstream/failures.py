@@ -26,6 +26,7 @@ from mlxstream.errors import (
     LocalReason,
     MlxStreamError,
     NotFoundError,
+    OutOfRangeError,
     OverloadedError,
     PromptTooLongError,
     ServerError,
@@ -37,7 +38,7 @@ STATUS_DETAILS_KEY = "grpc-status-details-bin"
 CLASS_BY_REASON: Mapping[str, type[MlxStreamError]] = {"PROMPT_TOO_LONG": PromptTooLongError}
 CLASS_BY_CODE: Mapping[grpc.StatusCode, type[MlxStreamError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
-    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: OutOfRangeError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.ALREADY_EXISTS: AlreadyExistsError,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPreconditionError,

@@ -56,6 +56,15 @@ class Generation:
         return f"Generation({shown!r}, finish_reason={self.finish_reason.value!r}, {used})"
 
     @property
+    def usage(self) -> Usage:
+        """The tokens used."""
+        return Usage(
+            prompt_tokens=self.stats.prompt_tokens,
+            cached_tokens=self.stats.cached_tokens,
+            generated_tokens=self.stats.generated_tokens,
+        )
+
+    @property
     def token_ids(self) -> tuple[int, ...]:
         """Ids of the generated tokens, without a terminating end token."""
         return tuple(token.token for token in self.tokens)

@@ -122,38 +122,19 @@ class Iteration(AsyncIterator[Item], Generic[Item]):
         return item
 
 
-class AsyncTextStream:
-    """One generation. Iterate over it for its text, or over `events()` for everything.
+class StreamAccount:
+    """What a stream knows of its generation, and how to end it, for either kind of iteration."""
 
-    The request is sent when the iteration begins.
-    """
-
-    def __init__(self, open_call: Callable[[], Call], facts: CallFacts) -> None:
-        self._reader = EventReader(open_call, facts)
+    def __init__(self, reader: EventReader) -> None:
+        self._reader = reader
 
     def __repr__(self) -> str:
         state = self.finish_reason or ("under way" if self.started else "no event yet")
         return f"<{type(self).__name__}: {state}, {self.usage.generated_tokens} generated tokens>"
 
-    def __aiter__(self) -> Iteration[str]:
-        """The text, piece by piece: joined, they are the completion."""
-        return Iteration(self._reader, lambda response: response.chunk.text or None)
-
-    def events(self) -> Iteration[GenerateResponse]:
-        """Every message of the stream, the last one included."""
-        return Iteration(self._reader, lambda response: response)
-
     def cancel(self) -> None:
-        """End the generation now. An iteration that is under way stops without an error."""
+        """End the generation now, from any thread. An iteration that is under way stops without an error."""
         self._reader.cancel()
-
-    async def __aenter__(self) -> AsyncTextStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.cancel()
 
     @property
     def started(self) -> Started | None:
@@ -171,6 +152,11 @@ class AsyncTextStream:
         return FinishReason.of(self.finished) if self.finished else None
 
     @property
+    def matched_stop(self) -> str:
+        """The stop sequence that was met; empty where none was."""
+        return self.finished.matched_stop if self.finished else ""
+
+    @property
     def stats(self) -> GenerateStats | None:
         """The account of the whole generation; None before its end."""
         return self.finished.stats if self.finished else None
@@ -184,3 +170,36 @@ class AsyncTextStream:
             cached_tokens=prompt.cached_tokens,
             generated_tokens=self.stats.generated_tokens if self.stats else self._reader.generated_tokens,
         )
+
+
+class AsyncTextStream(StreamAccount):
+    """One generation. Iterate over it for its text, or over `events()` for everything.
+
+    The request is sent when the iteration begins.
+    """
+
+    def __aiter__(self) -> Iteration[str]:
+        """The text, piece by piece: joined, they are the completion."""
+        return Iteration(self._reader, text_of)
+
+    def events(self) -> Iteration[GenerateResponse]:
+        """Every message of the stream, the last one included."""
+        return Iteration(self._reader, event_of)
+
+    async def __aenter__(self) -> AsyncTextStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+def text_of(response: GenerateResponse) -> str | None:
+    """What an event adds to the text; None where it adds nothing."""
+    return response.chunk.text or None
+
+
+def event_of(response: GenerateResponse) -> GenerateResponse:
+    """The event itself."""
+    return response

@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-import grpc
-
-from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, READINESS_SERVICE, AsyncClient
+from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, AsyncClient
+from mlxstream.connection import READINESS_SERVICE, Tls
 from mlxstream.failures import client_was_closed
-from mlxstream.requests import Messages, Prompt
-from mlxstream.results import FinishReason, Generation, Usage
-from mlxstream.stream import AsyncTextStream, Item, Iteration
-from mlxstream.v1.delivery_pb2 import DeliveryOptions
-from mlxstream.v1.event_pb2 import Finished, Started
-from mlxstream.v1.generation_pb2 import AbortResponse, GenerateResponse
-from mlxstream.v1.model_pb2 import EstimateMemoryResponse, ModelInfo, ModelSummary, RenderChatResponse
-from mlxstream.v1.result_pb2 import GenerateStats
+from mlxstream.stream import AsyncTextStream, EventReader, Item, Iteration, StreamAccount, event_of, text_of
+from mlxstream.v1.generation_pb2 import GenerateResponse
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 
 
 class BackgroundLoop:
@@ -111,30 +106,23 @@ class SyncIteration(Iterator[Item], Generic[Item]):
         return item
 
 
-class TextStream:
+class TextStream(StreamAccount):
     """One generation. Iterate over it for its text, or over `events()` for everything.
 
     The request is sent when the iteration begins. Leaving a loop early, or the `with` block, ends the generation.
     """
 
-    def __init__(self, stream: AsyncTextStream, background: BackgroundLoop) -> None:
-        self._stream = stream
+    def __init__(self, reader: EventReader, background: BackgroundLoop) -> None:
+        super().__init__(reader)
         self._background = background
-
-    def __repr__(self) -> str:
-        return repr(self._stream).replace("<Async", "<", 1)
 
     def __iter__(self) -> SyncIteration[str]:
         """The text, piece by piece: joined, they are the completion."""
-        return SyncIteration(aiter(self._stream), self._background)
+        return SyncIteration(Iteration(self._reader, text_of), self._background)
 
     def events(self) -> SyncIteration[GenerateResponse]:
         """Every message of the stream, the last one included."""
-        return SyncIteration(self._stream.events(), self._background)
-
-    def cancel(self) -> None:
-        """End the generation now, from any thread. An iteration that is under way stops without an error."""
-        self._stream.cancel()
+        return SyncIteration(Iteration(self._reader, event_of), self._background)
 
     def __enter__(self) -> TextStream:
         return self
@@ -144,58 +132,56 @@ class TextStream:
     ) -> None:
         self.cancel()
 
-    @property
-    def started(self) -> Started | None:
-        """The first event; None before it."""
-        return self._stream.started
 
-    @property
-    def finished(self) -> Finished | None:
-        """The last event; None before it, and when the generation was cancelled from here."""
-        return self._stream.finished
+def _waiting(
+    method: Callable[Concatenate[AsyncClient, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[Client, Arguments], Result]:
+    """The twin of a method that is awaited: it waits."""
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the generation ended; None before it has."""
-        return self._stream.finish_reason
+    @functools.wraps(method)
+    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return client._background.run(method(client._client, *args, **kwargs))  # noqa: SLF001 - its own method
 
-    @property
-    def stats(self) -> GenerateStats | None:
-        """The account of the whole generation; None before its end."""
-        return self._stream.stats
+    return call
 
-    @property
-    def usage(self) -> Usage:
-        """The tokens used so far, by what has arrived; final once the generation has ended."""
-        return self._stream.usage
+
+def _streaming(
+    method: Callable[Concatenate[AsyncClient, Arguments], AsyncTextStream],
+) -> Callable[Concatenate[Client, Arguments], TextStream]:
+    """The twin of a method that opens a stream."""
+
+    @functools.wraps(method)
+    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> TextStream:
+        stream = method(client._client, *args, **kwargs)  # noqa: SLF001 - its own method
+        return TextStream(stream._reader, client._background)  # noqa: SLF001 - one reader, two kinds of iteration
+
+    return call
 
 
 class Client:
     """Talks to one server, from any thread. Use it in a `with` block, or call `close`.
 
-    Arguments, results and errors are those of `AsyncClient`, whose twin it is.
+    Methods, arguments, results and errors are those of `AsyncClient`, whose twin it is.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | Sequence[str] = DEFAULT_TARGET,
         *,
+        tls: Tls | None = None,
+        token: str | None = None,
         timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-        credentials: grpc.ChannelCredentials | None = None,
+        balanced: bool | None = None,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Describe the connection, and start the thread that will hold it; nothing is sent yet.
-
-        Args:
-            target: "HOST:PORT", "unix:PATH", or another target that gRPC knows.
-            timeout_seconds: Deadline of every call that names none; None means no deadline.
-            credentials: TLS credentials; None means plain text.
-            metadata: Sent with every call, such as an authorization.
+        """Describe the connection as `AsyncClient` does, and start the thread that will hold it; nothing is sent yet.
 
         Raises:
-            ValueError: The target or the deadline cannot be one.
+            ValueError: The target, the token or the deadline cannot be one.
         """
-        self._client = AsyncClient(target, timeout_seconds=timeout_seconds, credentials=credentials, metadata=metadata)
+        self._client = AsyncClient(
+            target, tls=tls, token=token, timeout_seconds=timeout_seconds, balanced=balanced, metadata=metadata
+        )
         self._background = BackgroundLoop(self._client.close)
 
     def __enter__(self) -> Client:
@@ -210,122 +196,36 @@ class Client:
         """Close the connection, end every generation that is still running on it, and end the thread."""
         self._background.close()
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        model: str = "",
-        request_id: str = "",
-        delivery: Mapping[str, Any] | DeliveryOptions | None = None,
-        timeout_seconds: float | None = None,
-        **options: Any,
-    ) -> TextStream:
-        """Generate, and give the text as it comes: `for text in client.stream("Once", max_tokens=20): ...`.
+    stream = _streaming(AsyncClient.stream)
+    generate = _waiting(AsyncClient.generate)
+    abort = _waiting(AsyncClient.abort)
+    tokenize = _waiting(AsyncClient.tokenize)
+    detokenize = _waiting(AsyncClient.detokenize)
+    render_chat = _waiting(AsyncClient.render_chat)
+    estimate_memory = _waiting(AsyncClient.estimate_memory)
+    model = _waiting(AsyncClient.model)
+    models = _waiting(AsyncClient.models)
+    health = _waiting(AsyncClient.health)
+    wait_ready = _waiting(AsyncClient.wait_ready)
 
-        Args:
-            prompt: Text, a list of token ids, or a list of messages such as `{"role": "user", "content": "Hello"}`;
-                `{"messages": [...], "tools": [...], "enable_thinking": True}` gives the chat template's settings too.
-            model: Name of the model; "" means the served one.
-            request_id: A name for `abort`; "" lets the server choose.
-            delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
-            timeout_seconds: Deadline of this call; None means the client's.
-            options: Fields of the schema's `GenerateOptions` by name: `max_tokens` (512), `temperature` (0: the
-                likeliest token), `top_p`, `top_k`, `min_p`, `seed`, `stop_sequences` (a list) and others. What is left
-                out, or None, is the model's default; what a server cannot honour is an `UnsupportedError`.
-
-        Returns:
-            A stream that sends the request when it is first iterated over. Afterwards it knows `finish_reason`,
-            `usage` and `stats`; leaving it early ends the generation.
+    def watch_health(self, service: str = READINESS_SERVICE) -> Iterator[str]:
+        """The status now, and again whenever it changes: `for status in client.watch_health(): ...`.
 
         Raises:
-            TypeError: An option has an unknown name, or a value of the wrong type.
-            ValueError: A value does not fit its field.
-            MlxStreamError: From the iteration: the generation failed.
+            MlxStreamError: From the iteration: the server went away.
         """
-        stream = self._client.stream(
-            prompt, model=model, request_id=request_id, delivery=delivery, timeout_seconds=timeout_seconds, **options
-        )
-        return TextStream(stream, self._background)
+        statuses = self._client.watch_health(service)
+        try:
+            while (status := self._background.run(_next(statuses))) is not None:
+                yield status
+        finally:
+            with contextlib.suppress(RuntimeError):  # the client was closed, and the call with it
+                self._background.run(_end(statuses))
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        model: str = "",
-        request_id: str = "",
-        delivery: Mapping[str, Any] | DeliveryOptions | None = None,
-        timeout_seconds: float | None = None,
-        **options: Any,
-    ) -> Generation:
-        """Generate, and give all of it at the end: `client.generate("Once", max_tokens=20).text`.
 
-        Args:
-            prompt: Text, a list of token ids, or a list of messages, as for `stream`.
-            model: Name of the model; "" means the served one.
-            request_id: A name for `abort`; "" lets the server choose.
-            delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
-            timeout_seconds: Deadline of this call; None means the client's.
-            options: Fields of the schema's `GenerateOptions` by name, as for `stream`.
+async def _next(items: AsyncGenerator[Item, None]) -> Item | None:
+    return await anext(items, None)
 
-        Returns:
-            The text, the tokens, why it ended, and the statistics.
 
-        Raises:
-            TypeError: An option has an unknown name, or a value of the wrong type.
-            ValueError: A value does not fit its field.
-            MlxStreamError: The generation failed.
-        """
-        return self._background.run(
-            self._client.generate(
-                prompt,
-                model=model,
-                request_id=request_id,
-                delivery=delivery,
-                timeout_seconds=timeout_seconds,
-                **options,
-            )
-        )
-
-    def abort(self, *, request_id: str | None = None, generation_id: str | None = None) -> AbortResponse:
-        """End a generation by one of its names. One that does not run (any more) is not an error."""
-        return self._background.run(self._client.abort(request_id=request_id, generation_id=generation_id))
-
-    def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
-        return self._background.run(self._client.tokenize(text, model=model, add_special_tokens=add_special_tokens))
-
-    def detokenize(self, ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
-        return self._background.run(self._client.detokenize(ids, model=model, skip_special_tokens=skip_special_tokens))
-
-    def render_chat(self, messages: Messages, *, model: str = "") -> RenderChatResponse:
-        """The text and the token ids that `stream` would run for a conversation."""
-        return self._background.run(self._client.render_chat(messages, model=model))
-
-    def estimate_memory(
-        self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, model: str = ""
-    ) -> EstimateMemoryResponse:
-        """The memory that `rows` generations of this size would take at the same time, and whether they fit."""
-        return self._background.run(
-            self._client.estimate_memory(prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, model=model)
-        )
-
-    def model(self, name: str = "") -> ModelInfo:
-        """What is known about a model; "" means the served one."""
-        return self._background.run(self._client.model(name))
-
-    def models(self) -> list[ModelSummary]:
-        """All models that can be asked for, every page."""
-        return self._background.run(self._client.models())
-
-    def health(self, service: str = READINESS_SERVICE) -> str:
-        """Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness."""
-        return self._background.run(self._client.health(service))
-
-    def wait_ready(self, *, timeout_seconds: float = 60.0) -> None:
-        """Wait until the server takes generations; it need not be reachable yet.
-
-        Raises:
-            UnavailableError: It was not ready in time.
-        """
-        self._background.run(self._client.wait_ready(timeout_seconds=timeout_seconds))
+async def _end(items: AsyncGenerator[Item, None]) -> None:
+    await items.aclose()

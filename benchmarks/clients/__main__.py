@@ -1,0 +1,128 @@
+"""`python -m benchmarks.clients`: every client against one scripted server, at 1 and at 64 streams, in one table.
+
+The server does not think: tokens come as fast as it can send them, one a message. So the rate at 64 streams is that of
+server and client together on one machine; what tells clients apart is the order, and what they add to the first text:
+the client's time from call to text, less the server's own time from arrival to token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from clients.conformance.runner.programs import Program
+from clients.conformance.runner.servers import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).parent / "results" / "clients.json"
+ANSWER_SECONDS = 300.0
+LOADS = {1: 12, 64: 128}
+"""Streams side by side, and in all."""
+WARM_UP_STREAMS = 8
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.clients", description=__doc__)
+    parser.add_argument("languages", nargs="*", help="default: all whose program is there")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the median counts")
+    arguments = parser.parse_args()
+    listed = [entry["language"] for entry in json.loads((ROOT / "clients/conformance/clients.json").read_text())]
+    languages = arguments.languages or [name for name in listed if program_of(name).exists()]
+    measured = asyncio.run(measure(languages, arguments.rounds))
+    RESULTS.parent.mkdir(exist_ok=True)
+    machine = {"system": platform.system(), "cpus": os.cpu_count()}
+    RESULTS.write_text(json.dumps({"machine": machine, "clients": measured}, indent=1) + "\n")
+    sys.stdout.write(table(measured))
+    return 0
+
+
+def program_of(language: str) -> Path:
+    return ROOT / f"clients/{language}/conformance/run.sh"
+
+
+async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
+    """Rounds go through all languages in turn, so that a slow minute of the machine meets them all."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = ROOT / "clients/conformance/script.json"
+        flags = ["--engine", f"script:{script}", "--max-rows", "128"]
+        server = Server(root=ROOT, folder=folder, flags=flags)
+        await server.start()
+        programs: dict[str, Program] = {}
+        try:
+            for language in languages:
+                programs[language] = await Program.start(["sh", str(program_of(language))], ROOT, folder / "program.log")
+                await burst(programs[language], server, streams=4, count=WARM_UP_STREAMS)
+            taken: dict[str, dict[int, list[Any]]] = {language: {load: [] for load in LOADS} for language in languages}
+            for _ in range(rounds):
+                for streams, count in LOADS.items():
+                    for language in languages:
+                        answer = await burst(programs[language], server, streams=streams, count=count)
+                        taken[language][streams].append(answer)
+        finally:
+            for program in programs.values():
+                await program.end()
+            await server.stop()
+    return {
+        language: {str(streams): summary(answers) for streams, answers in by_load.items()}
+        for language, by_load in taken.items()
+    }
+
+
+async def burst(program: Program, server: Server, *, streams: int, count: int) -> dict[str, Any]:
+    number = await program.ask(
+        {
+            "do": "burst",
+            "server": {"target": server.target},
+            "prompt": {"text": "[[fast]]"},
+            "delivery": {"max_tokens_per_message": 1},
+            "timeout_seconds": ANSWER_SECONDS,
+            "streams": streams,
+            "count": count,
+        }
+    )
+    answer = await program.answer(number, ANSWER_SECONDS)
+    if answer.get("finished") != count:
+        raise RuntimeError(f"not all streams finished: {answer}")
+    return answer
+
+
+def summary(answers: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        "messages_per_second": round(median([answer["messages"] / answer["seconds"] for answer in answers])),
+        "added_ms_p50": round(median([answer["added_ms"]["p50"] for answer in answers]), 2),
+        "added_ms_p99": round(median([answer["added_ms"]["p99"] for answer in answers]), 2),
+    }
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def table(measured: dict[str, Any]) -> str:
+    lines = [
+        "| client | messages/s, 1 stream | added, p50 / p99 ms | messages/s, 64 streams | added, p50 / p99 ms |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for language, by_load in measured.items():
+        cells = [
+            cell
+            for load in map(str, LOADS)
+            for cell in (
+                f"{by_load[load]['messages_per_second']:,}",
+                f"{by_load[load]['added_ms_p50']} / {by_load[load]['added_ms_p99']}",
+            )
+        ]
+        lines.append(f"| {language} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

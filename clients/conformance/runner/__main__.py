@@ -1,0 +1,203 @@
+"""`python -m clients.conformance.runner`: builds the clients' programs, plays all cases, judges, and writes the table."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clients.conformance.runner.expecting import comparable
+from clients.conformance.runner.playing import Play
+from clients.conformance.runner.programs import Program, ProgramError
+from clients.conformance.runner.stage import Stage
+from clients.conformance.runner.table import Verdict, write_table
+from clients.conformance.runner.third_party import ToolReport, check_tools
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = ROOT / "clients/conformance"
+BUILD = ROOT / "build/conformance"
+REFERENCE = "python"
+BUILD_SECONDS = 900
+Case = Mapping[str, Any]
+
+
+def main() -> int:
+    """Run; the status is 0 when nothing failed that was not expected to."""
+    arguments = _arguments()
+    document = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
+    cases = [case for case in document["cases"] if not arguments.cases or case["name"] in arguments.cases]
+    languages, skipped = _available(arguments.languages)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for language in list(languages):
+        if problem := _build(language):
+            languages.remove(language)
+            skipped.append(f"{language}: does not build: {problem}")
+    verdicts, tools = asyncio.run(_play_all(cases, languages, document["servers"], with_tools=not arguments.no_tools))
+    _expect_failures(verdicts)
+    notes = [f"Not run: {reason}." for reason in skipped] + [_told(tool) for tool in tools]
+    if not arguments.cases and not arguments.languages:
+        write_table(ROOT / "docs/conformance.md", cases, verdicts, notes)
+    return _report(verdicts, tools, skipped, strict=arguments.strict)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="conformance", description=__doc__)
+    parser.add_argument("--languages", nargs="*", help="play with these only")
+    parser.add_argument("--cases", nargs="*", help="play these only")
+    parser.add_argument("--no-tools", action="store_true", help="leave grpcurl, grpc_health_probe and ghz out")
+    parser.add_argument("--strict", action="store_true", help="a language that cannot be played is a failure")
+    return parser.parse_args()
+
+
+def _available(wanted: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Languages whose tools are here, and why the others are left out."""
+    found, skipped = [], []
+    for entry in json.loads((HERE / "clients.json").read_text(encoding="utf-8")):
+        language = entry["language"]
+        if wanted and language not in wanted:
+            continue
+        missing = [tool for tool in entry["needs"] if shutil.which(tool) is None]
+        if not (ROOT / f"clients/{language}/conformance/run.sh").exists():
+            skipped.append(f"{language}: has no program yet")
+        elif missing:
+            skipped.append(f"{language}: needs {' and '.join(missing)}")
+        else:
+            found.append(language)
+    return found, skipped
+
+
+def _build(language: str) -> str:
+    """Build a program; returns what went wrong."""
+    script, started = ROOT / f"clients/{language}/conformance/build.sh", time.monotonic()
+    if not script.exists():
+        return ""
+    with (BUILD / f"{language}-build.log").open("wb") as log:
+        try:
+            done = subprocess.run(
+                ["sh", str(script)], cwd=ROOT, stdout=log, stderr=log, check=False, timeout=BUILD_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return f"took more than {BUILD_SECONDS} s"
+    _say(f"built {language} in {time.monotonic() - started:.0f} s")
+    return f"see build/conformance/{language}-build.log" if done.returncode else ""
+
+
+async def _play_all(
+    cases: Sequence[Case], languages: Sequence[str], servers: Mapping[str, Any], *, with_tools: bool
+) -> tuple[dict[str, dict[str, Verdict]], list[ToolReport]]:
+    folder = Path(tempfile.mkdtemp(prefix="servers-", dir=BUILD))
+    stage = Stage(ROOT, folder, servers)
+    stage.prepare()
+    verdicts: dict[str, dict[str, Verdict]] = {}
+    answers: dict[str, dict[str, Any]] = {}
+    try:
+        for language in languages:
+            verdicts[language], answers[language] = await _play_language(language, cases, stage)
+        _compare(verdicts, answers)
+        tools = []
+        if with_tools:
+            server = await stage.server("plain", own=False)
+            tools = await asyncio.to_thread(check_tools, ROOT / "build/tools", server.target)
+    finally:
+        await stage.close()
+    if all(verdict.outcome == "passed" for by_case in verdicts.values() for verdict in by_case.values()):
+        shutil.rmtree(folder, ignore_errors=True)
+    return verdicts, tools
+
+
+async def _play_language(
+    language: str, cases: Sequence[Case], stage: Stage
+) -> tuple[dict[str, Verdict], dict[str, dict[str, Any]]]:
+    verdicts, answers = {}, {}
+    started = time.monotonic()
+    program = await _program(language)
+    for case in cases:
+        play = Play(case, program, stage)
+        await play.run()
+        verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
+        answers[case["name"]] = play.answers
+        if any("the program has ended" in failure for failure in play.failures):
+            program = await _program(language)
+    try:
+        await program.end()
+    except ProgramError as error:
+        verdicts[cases[-1]["name"]] = Verdict("failed", [str(error)])
+    passed = sum(verdict.outcome == "passed" for verdict in verdicts.values())
+    _say(f"{language}: {passed} of {len(cases)} passed in {time.monotonic() - started:.0f} s")
+    return verdicts, answers
+
+
+async def _program(language: str) -> Program:
+    command = ["sh", str(ROOT / f"clients/{language}/conformance/run.sh")]
+    return await Program.start(command, ROOT, BUILD / f"{language}.log")
+
+
+def _compare(verdicts: Mapping[str, dict[str, Verdict]], answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Let a case fail where a language tells something else than the reference about the same conversation."""
+    reference = answers.get(REFERENCE)
+    if reference is None:
+        return
+    for language, by_case in answers.items():
+        for case, told in by_case.items():
+            for name, answer in told.items():
+                if name not in reference[case]:
+                    continue
+                ours, theirs = comparable(reference[case][name]), comparable(answer)
+                if ours != theirs:
+                    unlike = {key: (ours.get(key), theirs.get(key)) for key in ours if ours[key] != theirs.get(key)}
+                    verdict = verdicts[language][case]
+                    verdict.outcome = "failed"
+                    verdict.failures.append(f"{name}: not as {REFERENCE} tells it: {unlike or theirs}")
+
+
+def _expect_failures(verdicts: Mapping[str, dict[str, Verdict]]) -> None:
+    """Mark failures that are listed; a listed one that passes has to leave the list."""
+    for entry in json.loads((HERE / "expected_failures.json").read_text(encoding="utf-8")):
+        verdict = verdicts.get(entry["language"], {}).get(entry["case"])
+        if verdict is None:
+            continue
+        if verdict.outcome == "failed":
+            verdict.outcome = "expected"
+        else:
+            verdict.outcome = "failed"
+            verdict.failures.append("passes, and is listed in expected_failures.json")
+
+
+def _report(
+    verdicts: Mapping[str, Mapping[str, Verdict]], tools: Sequence[ToolReport], skipped: Sequence[str], *, strict: bool
+) -> int:
+    failed = 0
+    for language, by_case in verdicts.items():
+        for case, verdict in by_case.items():
+            if verdict.outcome == "failed":
+                failed += 1
+                _say(f"✗ {language} {case}")
+                for failure in verdict.failures:
+                    _say(f"    {failure}")
+    for reason in skipped:
+        _say(f"– {reason}")
+    for tool in tools:
+        _say(_told(tool))
+    failed += sum(tool.outcome == "failed" for tool in tools) + (len(skipped) if strict else 0)
+    return 1 if failed or not verdicts else 0
+
+
+def _told(tool: ToolReport) -> str:
+    return f"{tool.tool}: {tool.outcome}{f' ({tool.detail})' if tool.detail else ''}."
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Compares an answer with what a case expects: a part of it, with a few operators in place of values.
+
+`{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is a
+beginning of the text, and not empty), `{"$any": true}` (anything but null).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What two clients may tell differently about the same generation.
+UNCOMPARED = frozenset({"id", "seconds", "first_text_seconds", "heartbeats", "added_ms", "messages", "unknown_events"})
+COMPARED_OF_ERROR = ("kind", "code", "reason", "violations")
+
+
+def differences(expected: Any, found: Any, where: str = "") -> list[str]:
+    """What of `found` is not as `expected`, each with its place; what is not expected is not looked at."""
+    if isinstance(expected, Mapping):
+        if len(expected) == 1 and next(iter(expected)).startswith("$"):
+            ((operator, value),) = expected.items()
+            return [] if _holds(operator, value, found) else [f"{where}: {found!r} is not {operator[1:]} {value!r}"]
+        if not isinstance(found, Mapping):
+            return [f"{where}: {found!r} is no object"]
+        return [
+            one for name, value in expected.items() for one in differences(value, found.get(name), _under(where, name))
+        ]
+    if isinstance(expected, int | float) and not isinstance(expected, bool) and isinstance(found, int | float):
+        return [] if abs(found - expected) < 1e-9 else [f"{where}: {found!r}, not {expected!r}"]
+    return [] if found == expected else [f"{where}: {_cut(found)}, not {_cut(expected)}"]
+
+
+def comparable(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an answer that has to be the same from every client; empty where how much had come is chance."""
+    started = dict(answer.get("started") or {})
+    started.pop("seed", None)
+    error = answer.get("error") or {}
+    told_of_error = {name: error.get(name) for name in COMPARED_OF_ERROR}
+    if answer.get("outcome") in ("left", "failed"):
+        return {"outcome": answer["outcome"], "error": told_of_error}
+    if answer.get("finish_reason") == "deadline":
+        return {"outcome": answer["outcome"], "finish_reason": "deadline"}
+    kept = {name: value for name, value in answer.items() if name not in UNCOMPARED and value is not None}
+    return {**kept, "started": started, "error": told_of_error}
+
+
+def _holds(operator: str, value: Any, found: Any) -> bool:
+    if found is None:
+        return False
+    match operator:
+        case "$any":
+            return True
+        case "$at_least":
+            return bool(found >= value)
+        case "$at_most":
+            return bool(found <= value)
+        case "$one_of":
+            return found in value
+        case "$begins":
+            return str(found).startswith(value)
+        case "$begins_of":
+            return bool(found) and value.startswith(found)
+        case _:
+            raise ValueError(f"no such operator: {operator}")
+
+
+def _under(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

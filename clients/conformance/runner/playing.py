@@ -1,0 +1,169 @@
+"""Plays one case with one program: its steps in their order, and every expectation on the way.
+
+A step is an object with one of these keys: `send` (a request, called `as`), `mark` and `answer` (wait for what was
+sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must say
+of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill`, `restart`, `stop`),
+`network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), and `agree` (an abort and the stream that
+it met must tell one story).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from clients.conformance.runner.expecting import differences
+from clients.conformance.runner.programs import Program, ProgramError
+from clients.conformance.runner.servers import ServerError
+
+if TYPE_CHECKING:
+    from clients.conformance.runner.proxy import Proxy
+    from clients.conformance.runner.servers import Server
+    from clients.conformance.runner.stage import Stage
+
+ANSWER_SECONDS = 60.0
+FREED_SECONDS = 2.0
+
+
+class Play:
+    """One case being played. `answers` are what the program reported, by the names of its requests."""
+
+    def __init__(self, case: Mapping[str, Any], program: Program, stage: Stage) -> None:
+        self._case = case
+        self._program = program
+        self._stage = stage
+        self._sent: dict[str, tuple[int, str]] = {}
+        self._marks: dict[str, dict[str, Any]] = {}
+        self._servers: list[Server] = []
+        self._proxy: Proxy | None = None
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.failures: list[str] = []
+
+    async def run(self) -> None:
+        """Play all steps; `failures` says afterwards what was not as it should be."""
+        try:
+            await self._set_up()
+            for step in self._case["steps"]:
+                await self._step(step)
+        except (ProgramError, ServerError) as error:
+            self.failures.append(str(error))
+        finally:
+            await self._tear_down()
+
+    async def _set_up(self) -> None:
+        name, own = self._case.get("server", "plain"), bool(self._case.get("own_server"))
+        if name != "canned":
+            for _ in range(self._case.get("servers", 1)):
+                self._servers.append(await self._stage.server(name, own=own))
+        if self._case.get("network"):
+            self._proxy = await self._stage.proxy(self._servers[0])
+
+    async def _tear_down(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.stop()
+        if self._case.get("own_server"):
+            for server in self._servers:
+                await server.stop()
+
+    async def _step(self, step: Mapping[str, Any]) -> None:
+        match step:
+            case {"ask": request}:
+                name = step.get("as", "it")
+                await self._send(name, request)
+                await self._answer(name, step.get("expect", {}))
+            case {"send": request}:
+                await self._send(step["as"], request)
+            case {"mark": name}:
+                self._marks[name] = await self._program.mark(self._sent[name][0], ANSWER_SECONDS)
+            case {"answer": name}:
+                await self._answer(name, step.get("expect", {}))
+            case {"account": name}:
+                await self._account(name, step["expect"])
+            case {"attempts": name}:
+                await self._attempts(name, step["expect"])
+            case {"server": "kill"}:
+                await self._servers[0].kill()
+            case {"server": "restart"}:
+                await self._servers[0].start()
+            case {"server": "stop"}:
+                self._servers[0].ask_to_stop()
+            case {"network": "cut"} if self._proxy is not None:
+                await self._proxy.cut()
+            case {"served": "each", "at_least": count}:
+                self._each_has_served(count)
+            case {"pause_seconds": seconds}:
+                await asyncio.sleep(seconds)
+            case {"agree": [aborting, stream]}:
+                self._agree(aborting, stream)
+            case _:
+                raise ProgramError(f"no such step: {step}")
+
+    async def _send(self, name: str, request: Mapping[str, Any]) -> None:
+        request_id = request.get("request_id") or f"{name}-{uuid.uuid4().hex[:12]}"
+        named = {"request_id": request_id} if request["do"] in ("stream", "generate") else {}
+        filled = {**self._resolved(self._stage.filled(request)), **named}
+        filled["server"] = filled.get("server") or await self._connection()
+        self._sent[name] = await self._program.ask(filled), request_id
+
+    async def _connection(self) -> dict[str, Any]:
+        name = self._case.get("server", "plain")
+        if name == "canned":
+            return {"target": (await self._stage.canned()).target}
+        if self._case.get("balanced"):
+            return {"targets": [server.target for server in self._servers]}
+        target = self._proxy.target if self._proxy is not None else self._servers[0].target
+        return self._stage.connection(name, target)
+
+    def _resolved(self, request: Any) -> Any:
+        """`request` with `{"$of": NAME, "$take": KEY}` replaced by what the mark or the request of that name says."""
+        if isinstance(request, list):
+            return [self._resolved(item) for item in request]
+        if not isinstance(request, Mapping):
+            return request
+        if "$of" in request:
+            if request["$take"] == "request_id":
+                return self._sent[request["$of"]][1]
+            return self._marks[request["$of"]][request["$take"]]
+        return {key: self._resolved(value) for key, value in request.items()}
+
+    async def _answer(self, name: str, expected: Mapping[str, Any]) -> None:
+        answer = await self._program.answer(self._sent[name][0], ANSWER_SECONDS)
+        self.answers[name] = answer
+        self._judge(name, expected, answer)
+
+    async def _account(self, name: str, expected: Mapping[str, Any]) -> None:
+        found = await self._servers[0].account(self._sent[name][1], FREED_SECONDS)
+        if found is None:
+            self.failures.append(f"{name}: the server still runs it {FREED_SECONDS:g} s later")
+            return
+        self._judge(f"server's account of {name}", expected, {key: _value(text) for key, text in found.items()})
+
+    async def _attempts(self, name: str, expected: int) -> None:
+        lines = self._servers[0].lines("scripted attempt")
+        found = sum(line.get("request_id") == self._sent[name][1] for line in lines)
+        if found != expected:
+            self.failures.append(f"{name}: the server saw {found} attempts, not {expected}")
+
+    def _each_has_served(self, count: int) -> None:
+        for place, server in enumerate(self._servers):
+            if (found := len(server.lines("generation finished"))) < count:
+                self.failures.append(f"server {place} has served {found} generations")
+
+    def _agree(self, aborting: str, stream: str) -> None:
+        status, outcome = self.answers[aborting].get("status"), self.answers[stream]
+        was_aborted = outcome.get("outcome") == "failed" and (outcome.get("error") or {}).get("kind") == "cancelled"
+        ran = outcome.get("outcome") == "finished"
+        if not ((status == "ABORTED" and was_aborted) or (status == "NOT_RUNNING" and ran)):
+            self.failures.append(f"the abort says {status}, and the stream {outcome.get('outcome')}")
+
+    def _judge(self, name: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        self.failures += differences(self._stage.filled(expected), found, name)
+
+
+def _value(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,110 @@
+"""Where cases play: the servers that `cases.json` describes, each started when a case first needs it.
+
+A case that kills or drains its server asks for one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clients.conformance.runner.canned import CannedServer
+from clients.conformance.runner.certificates import make_certificates
+from clients.conformance.runner.proxy import Proxy
+from clients.conformance.runner.servers import Server
+
+TOKENS = """[tester]
+token = "correct-horse-battery-staple-0001"
+"""
+
+
+class Stage:
+    """Owner of all servers of one run. `folder` takes their state, logs and certificates."""
+
+    def __init__(self, root: Path, folder: Path, descriptions: Mapping[str, Mapping[str, Any]]) -> None:
+        self._root = root
+        self._folder = folder
+        self._descriptions = descriptions
+        self._shared: dict[str, Server] = {}
+        self._canned: CannedServer | None = None
+        self._own = 0
+
+    def prepare(self) -> None:
+        """Make what flags refer to: certificates and a file of tokens.
+
+        Raises:
+            NoOpensslError: certificates cannot be made here.
+        """
+        make_certificates(self._folder / "certificates")
+        tokens = self._folder / "tokens"
+        tokens.write_text(TOKENS, encoding="utf-8")
+        tokens.chmod(0o600)
+
+    async def server(self, name: str, *, own: bool) -> Server:
+        """A running server as described under `name` (or under what that is `like`); a fresh one for a case's `own`."""
+        description = self._descriptions[name]
+        if "like" in description:
+            return await self.server(description["like"], own=own)
+        if not own and name in self._shared:
+            return self._shared[name]
+        self._own += own
+        folder = self._folder / (f"{name}-{self._own}" if own else name)
+        flags = [self._filled(flag) for flag in description.get("flags", ())]
+        listen = self._filled(description.get("listen", "127.0.0.1:0"))
+        server = Server(root=self._root, folder=folder, flags=flags, listen=listen)
+        await server.start()
+        if not own:
+            self._shared[name] = server
+        return server
+
+    async def canned(self) -> CannedServer:
+        """The server that answers with canned bytes."""
+        if self._canned is None:
+            self._canned = CannedServer()
+            await self._canned.start()
+        return self._canned
+
+    async def proxy(self, server: Server) -> Proxy:
+        """A network to `server` that can be cut; the case ends it."""
+        proxy = Proxy(server.target)
+        await proxy.start()
+        return proxy
+
+    def connection(self, name: str, target: str) -> dict[str, Any]:
+        """How a client reaches a server of the description `name` at `target`."""
+        text = json.dumps(self._descriptions.get(name, {}).get("connection", {}))
+        return {"target": target, **json.loads(self._filled(text))}
+
+    def filled(self, value: Any) -> Any:
+        """`value` with the names of this run's files in place of their marks."""
+        return json.loads(self._filled(json.dumps(value)))
+
+    async def close(self) -> None:
+        """End every server."""
+        await asyncio.gather(*(server.stop() for server in self._shared.values()))
+        if self._canned is not None:
+            await self._canned.stop()
+
+    def _filled(self, text: str) -> str:
+        marks = {
+            "{script}": self._root / "clients/conformance/script.json",
+            "{small_script}": self._root / "clients/conformance/small_script.json",
+            "{certificates}": self._folder / "certificates",
+            "{tokens}": self._folder / "tokens",
+            "{folder}": self._folder,
+            "{closed_port}": _closed_port(),
+        }
+        for mark, value in marks.items():
+            text = text.replace(mark, str(value))
+        return text
+
+
+def _closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

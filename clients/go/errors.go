@@ -1,0 +1,163 @@
+package mlxstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Kind sorts errors by what a caller would do about them.
+type Kind string
+
+// The kinds of errors.
+const (
+	InvalidRequest     Kind = "invalid_request"     // a field is wrong; Violations names each
+	PromptTooLong      Kind = "prompt_too_long"     // the prompt leaves no room in the context
+	OutOfRange         Kind = "out_of_range"        // the point to resume from is no longer held
+	NotFound           Kind = "not_found"           // no model, adapter or generation of this name
+	AlreadyExists      Kind = "already_exists"      // the request id is in use by a live generation
+	FailedPrecondition Kind = "failed_precondition" // an adapter, a checkpoint or a model file does not fit
+	Overloaded         Kind = "overloaded"          // a bounded resource is full; see RetryAfter
+	Unavailable        Kind = "unavailable"         // not reachable, loading, draining: try again later
+	Unsupported        Kind = "unsupported"         // a known option or call that this server or model cannot honour
+	Authentication     Kind = "authentication"      // no credentials, wrong ones, or not enough rights
+	DeadlineExceeded   Kind = "deadline_exceeded"   // the call's deadline passed; what had arrived stays in the stream
+	Cancelled          Kind = "cancelled"           // the generation was ended, here or by somebody else
+	DataLoss           Kind = "data_loss"           // stored data is damaged
+	StreamCut          Kind = "stream_cut"          // the stream ended without its last event
+	Server             Kind = "server"              // the server's fault; Metadata holds a correlation id
+)
+
+// Errors to compare with: errors.Is(err, mlxstream.ErrOverloaded).
+var (
+	ErrInvalidRequest     = &Error{Kind: InvalidRequest}
+	ErrPromptTooLong      = &Error{Kind: PromptTooLong}
+	ErrOutOfRange         = &Error{Kind: OutOfRange}
+	ErrNotFound           = &Error{Kind: NotFound}
+	ErrAlreadyExists      = &Error{Kind: AlreadyExists}
+	ErrFailedPrecondition = &Error{Kind: FailedPrecondition}
+	ErrOverloaded         = &Error{Kind: Overloaded}
+	ErrUnavailable        = &Error{Kind: Unavailable}
+	ErrUnsupported        = &Error{Kind: Unsupported}
+	ErrAuthentication     = &Error{Kind: Authentication}
+	ErrDeadlineExceeded   = &Error{Kind: DeadlineExceeded}
+	ErrCancelled          = &Error{Kind: Cancelled}
+	ErrDataLoss           = &Error{Kind: DataLoss}
+	ErrStreamCut          = &Error{Kind: StreamCut}
+	ErrServer             = &Error{Kind: Server}
+)
+
+// Violation is one bad field of a request: its path in the schema, and what is wrong with it.
+type Violation struct {
+	Field, Description string
+}
+
+// Error is what every call of this package fails with.
+type Error struct {
+	// Kind says what a caller would do about it.
+	Kind Kind
+	// Code is the status code of the call.
+	Code codes.Code
+	// Reason is the name of the schema's ErrorReason; "" where no server of ours has spoken.
+	Reason string
+	// Message says what happened, for people.
+	Message string
+	// Metadata holds the values that the message speaks of, by name.
+	Metadata map[string]string
+	// Violations are the bad fields of the request.
+	Violations []Violation
+	// RetryAfter is how long the server asks to wait before another try; 0 when it does not say.
+	RetryAfter time.Duration
+
+	cause error
+}
+
+func (e *Error) Error() string { return "mlxstream: " + e.Message }
+
+// Unwrap gives what gRPC has said.
+func (e *Error) Unwrap() error { return e.cause }
+
+// Is compares kinds, and takes the errors of contexts for what they are.
+func (e *Error) Is(target error) bool {
+	switch target {
+	case context.DeadlineExceeded:
+		return e.Kind == DeadlineExceeded
+	case context.Canceled:
+		return e.Kind == Cancelled
+	}
+	other, ok := target.(*Error)
+	return ok && other.Kind == e.Kind && other.Reason == "" && other.Message == ""
+}
+
+var kindByCode = map[codes.Code]Kind{
+	codes.InvalidArgument:    InvalidRequest,
+	codes.OutOfRange:         OutOfRange,
+	codes.NotFound:           NotFound,
+	codes.AlreadyExists:      AlreadyExists,
+	codes.FailedPrecondition: FailedPrecondition,
+	codes.ResourceExhausted:  Overloaded,
+	codes.Unavailable:        Unavailable,
+	codes.Unimplemented:      Unsupported,
+	codes.Unauthenticated:    Authentication,
+	codes.PermissionDenied:   Authentication,
+	codes.DeadlineExceeded:   DeadlineExceeded,
+	codes.Canceled:           Cancelled,
+	codes.DataLoss:           DataLoss,
+}
+
+// errorOf gives the typed error of a failed call; nil stays nil.
+func errorOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	if e := asError(err); e != nil {
+		return e
+	}
+	if errors.Is(err, io.EOF) {
+		return &Error{Kind: StreamCut, Code: codes.DataLoss, Reason: "STREAM_CUT",
+			Message: "the stream ended without its last event", cause: err}
+	}
+	told := status.FromContextError(err)
+	if fromCall, ok := status.FromError(err); ok {
+		told = fromCall
+	}
+	failure := &Error{Kind: Server, Code: told.Code(), Message: told.Message(), cause: err}
+	if kind, known := kindByCode[told.Code()]; known {
+		failure.Kind = kind
+	}
+	for _, detail := range told.Details() {
+		failure.take(detail)
+	}
+	if failure.Reason == "PROMPT_TOO_LONG" {
+		failure.Kind = PromptTooLong
+	}
+	return failure
+}
+
+// take reads one detail of a rich status.
+func (e *Error) take(detail any) {
+	switch found := detail.(type) {
+	case *errdetails.ErrorInfo:
+		e.Reason, e.Metadata = found.GetReason(), found.GetMetadata()
+	case *errdetails.BadRequest:
+		for _, violation := range found.GetFieldViolations() {
+			e.Violations = append(e.Violations, Violation{violation.GetField(), violation.GetDescription()})
+		}
+	case *errdetails.RetryInfo:
+		e.RetryAfter = found.GetRetryDelay().AsDuration()
+	}
+}
+
+// asError finds our error in err; nil if there is none.
+func asError(err error) *Error {
+	var found *Error
+	if errors.As(err, &found) {
+		return found
+	}
+	return nil
+}

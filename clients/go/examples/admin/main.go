@@ -1,0 +1,39 @@
+// What a server serves, how it is, and how busy: go run ./examples/admin [TARGET]
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
+)
+
+func main() {
+	target := "127.0.0.1:50051"
+	if len(os.Args) > 1 {
+		target = os.Args[1]
+	}
+	client, err := mlxstream.Connect(target)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	ctx := context.Background()
+
+	if err := client.WaitReady(ctx); err != nil {
+		log.Fatal(err)
+	}
+	model, err := client.Model(ctx, "")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("serving", model.GetName())
+	load, err := client.Admin().GetLoad(ctx, &v1.GetLoadRequest{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d running, %d waiting\n", load.GetRunning(), load.GetQueued())
+}

@@ -1,0 +1,231 @@
+package mlxstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
+)
+
+const (
+	firstBackoff = 100 * time.Millisecond
+	mostBackoff  = 2 * time.Second
+)
+
+// eventSource is the open call behind a stream.
+type eventSource interface {
+	Recv() (*v1.GenerateResponse, error)
+}
+
+var errReadTwice = errors.New("mlxstream: a stream is read once")
+
+// Stream is one generation as it happens. Read it once, by one goroutine, with [Stream.Text] or [Stream.Events]; its
+// account may be asked from any.
+type Stream struct {
+	client  *Client
+	durable bool
+	open    func(context.Context) (eventSource, error)
+	parent  context.Context
+
+	mu        sync.Mutex
+	cancel    context.CancelFunc
+	started   *v1.Started
+	finished  *v1.Finished
+	generated uint32
+	sequence  uint64
+	left      bool
+}
+
+func newStream(
+	ctx context.Context, client *Client, durable bool, open func(context.Context) (eventSource, error),
+) *Stream {
+	return &Stream{client: client, durable: durable, open: open, parent: ctx}
+}
+
+// Text gives the text, piece by piece: joined, they are the completion. Leaving the loop ends the generation.
+func (s *Stream) Text() iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		for event, err := range s.Events() {
+			if text := event.GetChunk().GetText(); (text != "" || err != nil) && !yield(text, err) {
+				return
+			}
+		}
+	}
+}
+
+// Events gives every message of the stream, the last one included. Leaving the loop ends the generation; after
+// [Stream.Cancel] the loop ends without an error.
+func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
+	return func(yield func(*v1.GenerateResponse, error) bool) {
+		ctx, cancel := s.client.bounded(s.parent)
+		defer cancel()
+		if !s.begin(cancel) {
+			yield(nil, errReadTwice)
+			return
+		}
+		call, err := s.open(ctx)
+		for {
+			var event *v1.GenerateResponse
+			if err == nil {
+				event, err = call.Recv()
+			}
+			switch {
+			case err == nil:
+				if s.remember(event) && !yield(event, nil) {
+					return
+				}
+			case errors.Is(err, io.EOF) && s.Finished() != nil, s.wasLeft():
+				return
+			case ctx.Err() == nil && s.mayResume(err):
+				call, err = s.resume(ctx)
+			default:
+				yield(nil, errorOf(err))
+				return
+			}
+		}
+	}
+}
+
+// Cancel ends the generation now, from any goroutine; without effect once it has ended.
+func (s *Stream) Cancel() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = true
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
+
+// Started is the first event; nil before it.
+func (s *Stream) Started() *v1.Started {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.started
+}
+
+// Finished is the last event; nil before it, and when the generation was ended from here.
+func (s *Stream) Finished() *v1.Finished {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.finished
+}
+
+// FinishReason says why the generation ended; "" before it has.
+func (s *Stream) FinishReason() FinishReason {
+	if finished := s.Finished(); finished != nil {
+		return finishReason(finished)
+	}
+	return ""
+}
+
+// Usage counts the tokens so far, by what has arrived; it is final once the generation has ended.
+func (s *Stream) Usage() Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.finished != nil {
+		return usageOf(s.finished.GetStats())
+	}
+	return Usage{
+		PromptTokens:    s.started.GetPromptTokens(),
+		CachedTokens:    s.started.GetCachedTokens(),
+		GeneratedTokens: s.generated,
+	}
+}
+
+// Sequence is the number of the last message that was read; [Client.Resume] takes it.
+func (s *Stream) Sequence() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sequence
+}
+
+// begin takes the means to end the call; false if it was taken before.
+func (s *Stream) begin(cancel context.CancelFunc) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil {
+		return false
+	}
+	s.cancel = cancel
+	if s.left { // before it began
+		cancel()
+	}
+	return true
+}
+
+func (s *Stream) wasLeft() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.left
+}
+
+// remember notes what matters of an event; false for one that repeats what the reader knows, as a resumed stream begins.
+func (s *Stream) remember(event *v1.GenerateResponse) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sequence = event.GetSequence()
+	switch {
+	case event.GetStarted() != nil:
+		again := s.started != nil
+		if !again {
+			s.started = event.GetStarted()
+		}
+		return !again
+	case event.GetChunk() != nil:
+		s.generated += uint32(len(event.GetChunk().GetTokens()))
+	case event.GetFinished() != nil:
+		s.finished = event.GetFinished()
+	}
+	return true
+}
+
+// mayResume tells whether a durable generation was cut off, rather than ended.
+func (s *Stream) mayResume(err error) bool {
+	failure := asError(errorOf(err))
+	return s.durable && s.Started() != nil && s.Finished() == nil &&
+		(failure.Code == codes.Unavailable || failure.Kind == StreamCut)
+}
+
+// resume asks for what is missing, with growing pauses until the call's deadline. A failure to open is what Recv tells.
+func (s *Stream) resume(ctx context.Context) (eventSource, error) {
+	for backoff := firstBackoff; ; backoff = min(2*backoff, mostBackoff) {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(backoff))):
+		}
+		request := &v1.ResumeRequest{GenerationId: s.Started().GetGenerationId(), AfterSequence: s.Sequence()}
+		call, err := s.client.generations.Resume(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		first, err := call.Recv()
+		if err == nil {
+			return &begun{first: first, eventSource: call}, nil
+		}
+		if asError(errorOf(err)).Code != codes.Unavailable {
+			return nil, err
+		}
+	}
+}
+
+// begun is a call whose first event was read already.
+type begun struct {
+	eventSource
+	first *v1.GenerateResponse
+}
+
+func (b *begun) Recv() (*v1.GenerateResponse, error) {
+	if first := b.first; first != nil {
+		b.first = nil
+		return first, nil
+	}
+	return b.eventSource.Recv()
+}
