@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,7 +53,8 @@ def install_plugins() -> None:
         folder = plugin_folder(module)
         if not (folder / name).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["go", "install", module], env={**os.environ, "GOBIN": str(folder)}, check=True)
+            go = shutil.which("go") or "go"
+            subprocess.run([go, "install", module], env={**os.environ, "GOBIN": str(folder)}, check=True)
 
 
 def plugin_folder(module: str) -> Path:

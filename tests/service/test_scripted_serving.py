@@ -19,7 +19,9 @@ def command(script: Path, state_dir: Path) -> list[str]:
 def test_a_server_plays_a_script_and_ends_with_a_signal(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(SCRIPT, encoding="utf-8")
-    with subprocess.Popen(command(script, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        command(script, tmp_path), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
         try:
             assert server.stdout is not None
             line = server.stdout.readline()

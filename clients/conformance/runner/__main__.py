@@ -1,4 +1,4 @@
-"""`python -m clients.conformance.runner`: builds the clients' programs, plays all cases, judges, and writes the table."""
+"""`python -m clients.conformance.runner`: builds the programs, plays all cases, judges, and writes the table."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _report(
                 for failure in verdict.failures:
                     _say(f"    {failure}")
     for reason in skipped:
-        _say(f"– {reason}")
+        _say(f"not run: {reason}")
     for tool in tools:
         _say(_told(tool))
     failed += sum(tool.outcome == "failed" for tool in tools) + (len(skipped) if strict else 0)

@@ -1,7 +1,7 @@
 """Compares an answer with what a case expects: a part of it, with a few operators in place of values.
 
-`{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is a
-beginning of the text, and not empty), `{"$any": true}` (anything but null).
+`{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is
+a beginning of the text, and not empty), `{"$any": true}` (anything but null).
 """
 
 from __future__ import annotations

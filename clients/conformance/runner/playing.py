@@ -1,10 +1,10 @@
 """Plays one case with one program: its steps in their order, and every expectation on the way.
 
 A step is an object with one of these keys: `send` (a request, called `as`), `mark` and `answer` (wait for what was
-sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must say
-of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill`, `restart`, `stop`),
-`network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), and `agree` (an abort and the stream that
-it met must tell one story).
+sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must
+say of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill`, `restart`,
+`stop`), `network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), and `agree` (an abort and the
+stream that it met must tell one story).
 """
 
 from __future__ import annotations
@@ -68,37 +68,58 @@ class Play:
                 await server.stop()
 
     async def _step(self, step: Mapping[str, Any]) -> None:
-        match step:
-            case {"ask": request}:
-                name = step.get("as", "it")
-                await self._send(name, request)
-                await self._answer(name, step.get("expect", {}))
-            case {"send": request}:
-                await self._send(step["as"], request)
-            case {"mark": name}:
-                self._marks[name] = await self._program.mark(self._sent[name][0], ANSWER_SECONDS)
-            case {"answer": name}:
-                await self._answer(name, step.get("expect", {}))
-            case {"account": name}:
-                await self._account(name, step["expect"])
-            case {"attempts": name}:
-                await self._attempts(name, step["expect"])
-            case {"server": "kill"}:
-                await self._servers[0].kill()
-            case {"server": "restart"}:
-                await self._servers[0].start()
-            case {"server": "stop"}:
-                self._servers[0].ask_to_stop()
-            case {"network": "cut"} if self._proxy is not None:
-                await self._proxy.cut()
-            case {"served": "each", "at_least": count}:
-                self._each_has_served(count)
-            case {"pause_seconds": seconds}:
-                await asyncio.sleep(seconds)
-            case {"agree": [aborting, stream]}:
-                self._agree(aborting, stream)
-            case _:
-                raise ProgramError(f"no such step: {step}")
+        actions = {
+            "ask": self._ask,
+            "send": self._send_step,
+            "mark": self._await_mark,
+            "answer": self._await_answer,
+            "account": self._account,
+            "attempts": self._attempts,
+            "server": self._change_server,
+            "network": self._cut_network,
+            "pause_seconds": self._pause,
+            "served": self._each_has_served,
+            "agree": self._agree,
+        }
+        name = next((key for key in step if key in actions), None)
+        if name is None:
+            raise ProgramError(f"no such step: {step}")
+        await actions[name](step)
+
+    async def _ask(self, step: Mapping[str, Any]) -> None:
+        name = step.get("as", "it")
+        await self._send(name, step["ask"])
+        await self._answer(name, step.get("expect", {}))
+
+    async def _send_step(self, step: Mapping[str, Any]) -> None:
+        await self._send(step["as"], step["send"])
+
+    async def _await_mark(self, step: Mapping[str, Any]) -> None:
+        name = step["mark"]
+        self._marks[name] = await self._program.mark(self._sent[name][0], ANSWER_SECONDS)
+
+    async def _await_answer(self, step: Mapping[str, Any]) -> None:
+        await self._answer(step["answer"], step.get("expect", {}))
+
+    async def _pause(self, step: Mapping[str, Any]) -> None:
+        await asyncio.sleep(step["pause_seconds"])
+
+    async def _change_server(self, step: Mapping[str, Any]) -> None:
+        server = self._servers[0]
+        match step["server"]:
+            case "kill":
+                await server.kill()
+            case "restart":
+                await server.start()
+            case "stop":
+                server.ask_to_stop()
+            case other:
+                raise ProgramError(f"a server cannot {other}")
+
+    async def _cut_network(self, _step: Mapping[str, Any]) -> None:
+        if self._proxy is None:
+            raise ProgramError("the case has no network to cut")
+        await self._proxy.cut()
 
     async def _send(self, name: str, request: Mapping[str, Any]) -> None:
         request_id = request.get("request_id") or f"{name}-{uuid.uuid4().hex[:12]}"
@@ -133,25 +154,28 @@ class Play:
         self.answers[name] = answer
         self._judge(name, expected, answer)
 
-    async def _account(self, name: str, expected: Mapping[str, Any]) -> None:
+    async def _account(self, step: Mapping[str, Any]) -> None:
+        name = step["account"]
         found = await self._servers[0].account(self._sent[name][1], FREED_SECONDS)
         if found is None:
             self.failures.append(f"{name}: the server still runs it {FREED_SECONDS:g} s later")
             return
-        self._judge(f"server's account of {name}", expected, {key: _value(text) for key, text in found.items()})
+        self._judge(f"server's account of {name}", step["expect"], {key: _value(text) for key, text in found.items()})
 
-    async def _attempts(self, name: str, expected: int) -> None:
+    async def _attempts(self, step: Mapping[str, Any]) -> None:
+        name = step["attempts"]
         lines = self._servers[0].lines("scripted attempt")
         found = sum(line.get("request_id") == self._sent[name][1] for line in lines)
-        if found != expected:
-            self.failures.append(f"{name}: the server saw {found} attempts, not {expected}")
+        if found != step["expect"]:
+            self.failures.append(f"{name}: the server saw {found} attempts, not {step['expect']}")
 
-    def _each_has_served(self, count: int) -> None:
+    async def _each_has_served(self, step: Mapping[str, Any]) -> None:
         for place, server in enumerate(self._servers):
-            if (found := len(server.lines("generation finished"))) < count:
+            if (found := len(server.lines("generation finished"))) < step["at_least"]:
                 self.failures.append(f"server {place} has served {found} generations")
 
-    def _agree(self, aborting: str, stream: str) -> None:
+    async def _agree(self, step: Mapping[str, Any]) -> None:
+        aborting, stream = step["agree"]
         status, outcome = self.answers[aborting].get("status"), self.answers[stream]
         was_aborted = outcome.get("outcome") == "failed" and (outcome.get("error") or {}).get("kind") == "cancelled"
         ran = outcome.get("outcome") == "finished"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MARKS = {"passed": "✓", "failed": "✗", "expected": "(✗)", "skipped": "–"}
+MARKS = {"passed": "✓", "failed": "✗", "expected": "(✗)", "skipped": "not run"}
 HEAD = """# Conformance of the clients
 
 Written by `make conformance`; do not edit. Every client plays the same cases against the real service over a scripted
-engine; [the contract](../clients/conformance/README.md) says how. ✓ passed, ✗ failed, (✗) failed as expected, – not run.
+engine; [the contract](../clients/conformance/README.md) says how. ✓ passed, ✗ failed, (✗) failed as expected.
 """
 
 

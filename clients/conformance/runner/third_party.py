@@ -104,8 +104,21 @@ def _ghz(binary: str, target: str) -> str:
     """Two hundred streams, twenty at a time, none of which may fail."""
     request = json.dumps({"text": {"text": "[[count]]"}})
     report = json.loads(
-        _run(binary, "--insecure", "--call", f"{SERVICE}.Generate", "-d", request, "-n", "200", "-c", "20", "-O", "json",
-             target)  # fmt: skip
+        _run(
+            binary,
+            "--insecure",
+            "--call",
+            f"{SERVICE}.Generate",
+            "-d",
+            request,
+            "-n",
+            "200",
+            "-c",
+            "20",
+            "-O",
+            "json",
+            target,
+        )
     )
     counts = report["statusCodeDistribution"]
     return "" if counts == {"OK": 200} else f"statuses {counts}"

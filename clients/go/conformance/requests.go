@@ -106,4 +106,3 @@ func (d delivery) built() *mlxstream.Delivery {
 	}
 	return built
 }
-

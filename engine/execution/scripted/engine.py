@@ -61,9 +61,7 @@ class ScriptedEngine(Engine):
 
     def _begin_loading(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
         def load() -> Stepper:
-            stepper = ScriptedStepper(
-                self._script, _limits(self._settings), clock=time.perf_counter, sleep=time.sleep
-            )
+            stepper = ScriptedStepper(self._script, _limits(self._settings), clock=time.perf_counter, sleep=time.sleep)
             report(_resident(self._script, self._settings, stepper.limits))
             return stepper
 
@@ -82,9 +80,7 @@ class ScriptedEngine(Engine):
             return
         if scenario.refusal.retry_after_seconds is None:
             raise UnavailableError("loading", "the script is not ready for this request yet")
-        raise OverloadedError(
-            "the script", limit=0, used=0, retry_after_seconds=scenario.refusal.retry_after_seconds
-        )
+        raise OverloadedError("the script", limit=0, used=0, retry_after_seconds=scenario.refusal.retry_after_seconds)
 
 
 def _limits(settings: EngineSettings) -> Limits:

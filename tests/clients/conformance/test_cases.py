@@ -11,7 +11,19 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[3] / "clients/conformance"
 DOCUMENT = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
 CASES = DOCUMENT["cases"]
-STEPS = {"ask", "send", "mark", "answer", "account", "attempts", "server", "network", "pause_seconds", "served", "agree"}
+STEPS = {
+    "ask",
+    "send",
+    "mark",
+    "answer",
+    "account",
+    "attempts",
+    "server",
+    "network",
+    "pause_seconds",
+    "served",
+    "agree",
+}
 ACTIONS = {"stream", "generate", "burst", "resume", "abort", "health", "watch", "model"}
 
 

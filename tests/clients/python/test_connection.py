@@ -67,10 +67,13 @@ async def test_a_token_goes_with_every_call(server: ScriptedServer) -> None:
 
 
 async def test_two_servers_take_turns() -> None:
-    async with serving(answer("a")) as first, serving(answer("b")) as second:
-        async with mlxstream.AsyncClient([first.target, second.target]) as client:
-            await client.wait_ready(timeout_seconds=20)
-            texts = [(await client.generate("hi")).text for _ in range(12)]
+    async with (
+        serving(answer("a")) as first,
+        serving(answer("b")) as second,
+        mlxstream.AsyncClient([first.target, second.target]) as client,
+    ):
+        await client.wait_ready(timeout_seconds=20)
+        texts = [(await client.generate("hi")).text for _ in range(12)]
     assert {"a", "b"} == set(texts)
 
 

@@ -101,7 +101,9 @@ async def test_an_abort_ends_a_pause(opened: Opened, name: str) -> None:
 
 async def test_a_failure_ends_its_generation_alone(opened: Opened) -> None:
     engine = await opened()
-    (_, _, text, end), (_, _, whole, _) = await asyncio.gather(run(engine, chosen("breaks")), run(engine, chosen("count")))
+    (_, _, text, end), (_, _, whole, _) = await asyncio.gather(
+        run(engine, chosen("breaks")), run(engine, chosen("count"))
+    )
     assert (text, type(end.error)) == ("a ", GenerationFailedError)
     assert whole == "one two three "
 
@@ -143,5 +145,5 @@ async def test_log_probabilities_come_when_they_are_asked_for(opened: Opened) ->
 
 
 def test_a_scripted_engine_never_imports_mlx() -> None:
-    code = "import sys, engine.execution.scripted.engine; sys.exit(any(name.split('.')[0] == 'mlx' for name in sys.modules))"
+    code = "import sys, engine.execution.scripted.engine; sys.exit('mlx.core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

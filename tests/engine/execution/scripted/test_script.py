@@ -27,7 +27,9 @@ def test_each_distinct_piece_is_a_token_and_a_single_byte_is_itself() -> None:
 
 
 def test_pauses_stand_before_what_follows_them() -> None:
-    scenario = parsed([{"text": "ab", "times": 2, "every_seconds": 0.5}, {"silence_seconds": 2}, "cd", {"silence_seconds": 3}])
+    scenario = parsed(
+        [{"text": "ab", "times": 2, "every_seconds": 0.5}, {"silence_seconds": 2}, "cd", {"silence_seconds": 3}]
+    )
     assert [moment.pause_seconds for moment in scenario.moments] == [0.5, 0.5, 2, 3]
 
 
@@ -52,7 +54,7 @@ def test_the_last_name_in_the_prompt_chooses() -> None:
     script = parse_script(b'{"scenarios": {"a": {"say": ["x"]}, "b.c": {"say": ["y"]}}}')
     assert script.scenario_of(b"[[a]] then [[b.c]] please").name == "b.c"
     assert script.scenario_of(b"nothing").name == "a"
-    with pytest.raises(NotFoundError, match="no scenario named 'z'; known: a, b.c"):
+    with pytest.raises(NotFoundError, match=r"no scenario named 'z'; known: a, b\.c"):
         script.scenario_of(b"[[z]]")
 
 
@@ -76,7 +78,10 @@ def test_a_scenario_named_default_serves_prompts_without_a_name() -> None:
         ('{"scenarios": {"a": {"say": [{"fail": "all"}]}}}', "must be one of generation, engine"),
         ('{"scenarios": {"a": {"prefill_seconds": -1}}}', "must be a number from 0 on"),
         ('{"scenarios": {"a": {"refuse": {"with": "no"}}}}', "must be one of overloaded, unavailable"),
-        ('{"model": {"context_tokens": 1}, "scenarios": {"a": {}}}', "context_tokens: must be a whole number from 2 on"),
+        (
+            '{"model": {"context_tokens": 1}, "scenarios": {"a": {}}}',
+            "context_tokens: must be a whole number from 2 on",
+        ),
     ],
 )
 def test_what_is_no_script_is_refused_at_its_place(document: str, problem: str) -> None:
