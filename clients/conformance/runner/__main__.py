@@ -26,6 +26,7 @@ HERE = ROOT / "clients/conformance"
 BUILD = ROOT / "build/conformance"
 REFERENCE = "python"
 BUILD_SECONDS = 900
+SIDE_BY_SIDE = 2
 Case = Mapping[str, Any]
 
 
@@ -36,11 +37,9 @@ def main() -> int:
     cases = [case for case in document["cases"] if not arguments.cases or case["name"] in arguments.cases]
     languages, skipped = _available(arguments.languages)
     BUILD.mkdir(parents=True, exist_ok=True)
-    for language in list(languages):
-        if problem := _build(language):
-            languages.remove(language)
-            skipped.append(f"{language}: does not build: {problem}")
-    verdicts, tools = asyncio.run(_play_all(cases, languages, document["servers"], with_tools=not arguments.no_tools))
+    run = Run(cases, document["servers"])
+    asyncio.run(run.play(languages, with_tools=not arguments.no_tools))
+    verdicts, tools, skipped = run.verdicts, run.tools, skipped + run.skipped
     _expect_failures(verdicts)
     notes = [f"Not run: {reason}." for reason in skipped] + [_told(tool) for tool in tools]
     if not arguments.cases and not arguments.languages:
@@ -74,6 +73,63 @@ def _available(wanted: Sequence[str] | None) -> tuple[list[str], list[str]]:
     return found, skipped
 
 
+class Run:
+    """All languages, one after the other built and then played side by side. Afterwards it knows how each case went."""
+
+    def __init__(self, cases: Sequence[Case], servers: Mapping[str, Any]) -> None:
+        self._cases = cases
+        self._servers = servers
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._turn = asyncio.Semaphore(SIDE_BY_SIDE)
+        self.verdicts: dict[str, dict[str, Verdict]] = {}
+        self.tools: list[ToolReport] = []
+        self.skipped: list[str] = []
+
+    async def play(self, languages: Sequence[str], *, with_tools: bool) -> None:
+        """Build and play `languages`, compare what they told, and let tools that are not ours have their turn."""
+        folder = Path(tempfile.mkdtemp(prefix="servers-", dir=BUILD))
+        stage = Stage(ROOT, folder, self._servers)
+        stage.prepare()
+        try:
+            async with asyncio.TaskGroup() as playing:
+                for language in languages:
+                    if problem := await asyncio.to_thread(_build, language):
+                        self.skipped.append(f"{language}: does not build: {problem}")
+                    else:
+                        playing.create_task(self._play_language(language, stage))
+            order = [language for language in languages if language in self.verdicts]
+            self.verdicts = {language: self.verdicts[language] for language in order}
+            _compare(self.verdicts, self._answers)
+            if with_tools:
+                server = await stage.server("plain", own=False)
+                self.tools = await asyncio.to_thread(check_tools, ROOT / "build/tools", server.target)
+        finally:
+            await stage.close()
+        if all(verdict.outcome == "passed" for by_case in self.verdicts.values() for verdict in by_case.values()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _play_language(self, language: str, stage: Stage) -> None:
+        verdicts: dict[str, Verdict] = {}
+        self._answers[language] = {}
+        async with self._turn:
+            started = time.monotonic()
+            program = await _program(language)
+            for case in self._cases:
+                play = Play(case, program, stage)
+                await play.run()
+                verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
+                self._answers[language][case["name"]] = play.answers
+                if program.has_ended:
+                    program = await _program(language)
+            try:
+                await program.end()
+            except ProgramError as error:
+                verdicts[self._cases[-1]["name"]] = Verdict("failed", [str(error)])
+        self.verdicts[language] = verdicts
+        passed = sum(verdict.outcome == "passed" for verdict in verdicts.values())
+        _say(f"{language}: {passed} of {len(self._cases)} passed in {time.monotonic() - started:.0f} s")
+
+
 def _build(language: str) -> str:
     """Build a program; returns what went wrong."""
     script, started = ROOT / f"clients/{language}/conformance/build.sh", time.monotonic()
@@ -88,51 +144,6 @@ def _build(language: str) -> str:
             return f"took more than {BUILD_SECONDS} s"
     _say(f"built {language} in {time.monotonic() - started:.0f} s")
     return f"see build/conformance/{language}-build.log" if done.returncode else ""
-
-
-async def _play_all(
-    cases: Sequence[Case], languages: Sequence[str], servers: Mapping[str, Any], *, with_tools: bool
-) -> tuple[dict[str, dict[str, Verdict]], list[ToolReport]]:
-    folder = Path(tempfile.mkdtemp(prefix="servers-", dir=BUILD))
-    stage = Stage(ROOT, folder, servers)
-    stage.prepare()
-    verdicts: dict[str, dict[str, Verdict]] = {}
-    answers: dict[str, dict[str, Any]] = {}
-    try:
-        for language in languages:
-            verdicts[language], answers[language] = await _play_language(language, cases, stage)
-        _compare(verdicts, answers)
-        tools = []
-        if with_tools:
-            server = await stage.server("plain", own=False)
-            tools = await asyncio.to_thread(check_tools, ROOT / "build/tools", server.target)
-    finally:
-        await stage.close()
-    if all(verdict.outcome == "passed" for by_case in verdicts.values() for verdict in by_case.values()):
-        shutil.rmtree(folder, ignore_errors=True)
-    return verdicts, tools
-
-
-async def _play_language(
-    language: str, cases: Sequence[Case], stage: Stage
-) -> tuple[dict[str, Verdict], dict[str, dict[str, Any]]]:
-    verdicts, answers = {}, {}
-    started = time.monotonic()
-    program = await _program(language)
-    for case in cases:
-        play = Play(case, program, stage)
-        await play.run()
-        verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
-        answers[case["name"]] = play.answers
-        if any("the program has ended" in failure for failure in play.failures):
-            program = await _program(language)
-    try:
-        await program.end()
-    except ProgramError as error:
-        verdicts[cases[-1]["name"]] = Verdict("failed", [str(error)])
-    passed = sum(verdict.outcome == "passed" for verdict in verdicts.values())
-    _say(f"{language}: {passed} of {len(cases)} passed in {time.monotonic() - started:.0f} s")
-    return verdicts, answers
 
 
 async def _program(language: str) -> Program:

@@ -41,6 +41,11 @@ class Program:
             )
         return cls(process)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone."""
+        return self._reader.done()
+
     async def ask(self, request: Mapping[str, Any]) -> int:
         """Send a request; returns its id."""
         if self._process.stdin is None:

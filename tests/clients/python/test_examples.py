@@ -17,6 +17,7 @@ CASES: dict[str, tuple[Behaviour, str]] = {
     "stream": (answer("Elbe, ", "Ganges, ", "Nile"), "Elbe, Ganges, Nile\nstop: 3 tokens, 5.0 per second\n"),
     "cancel": (endless, "left after 'more '\ngave up after half a second\ncancelled after "),
     "deadline": (endless, "failed: DEADLINE_EXCEEDED\ngot "),
+    "admin": (answer("Hello"), "serving tiny\nthis server has no service for operators\n"),
     "chat": (
         answer("Paris."),
         "> What is the capital of France?\nParis.\n> And which river runs through it?\nParis.\n",

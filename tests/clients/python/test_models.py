@@ -10,6 +10,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 import mlxstream
 from mlxstream.v1.generation_pb2 import ABORT_STATUS_ABORTED, ABORT_STATUS_NOT_RUNNING
+from mlxstream.v1.model_pb2 import GetModelRequest
 from tests.clients.python.scripted_server import READINESS_SERVICE, ScriptedServer, answer, serving
 
 
@@ -80,3 +81,16 @@ async def test_waiting_for_readiness_gives_up_in_time() -> None:
         with pytest.raises(mlxstream.UnavailableError, match="was not ready within") as caught:
             await client.wait_ready(timeout_seconds=0.2)
     assert caught.value.reason == mlxstream.LocalReason.NOT_READY
+
+
+async def test_any_unary_call_of_the_schema_can_be_made(client: mlxstream.AsyncClient) -> None:
+    answer = await client.call("ModelService/GetModel", GetModelRequest(model="tiny"))
+    assert answer.model.name == "tiny"
+    with pytest.raises(mlxstream.NotFoundError):
+        await client.call("ModelService/GetModel", GetModelRequest(model="huge"))
+
+
+@pytest.mark.parametrize("name", ["GenerationService/Generate", "ModelService/Nothing", "Nothing/GetModel", "GetModel"])
+async def test_what_is_no_unary_call_is_refused(client: mlxstream.AsyncClient, name: str) -> None:
+    with pytest.raises(ValueError, match="is no call of the schema"):
+        await client.call(name, GetModelRequest())

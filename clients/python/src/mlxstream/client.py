@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from mlxstream.connection import (
@@ -19,6 +20,7 @@ from mlxstream.connection import (
     checked_timeout,
     checked_token,
     connect,
+    unary_method,
 )
 from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, UnavailableError
 from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
@@ -233,6 +235,18 @@ class AsyncClient:
                 return found
             request.page_token = response.next_page_token
 
+    async def call(self, method: str, request: Message) -> Any:
+        """Make any call of the schema that has one answer: `client.call("AdminService/GetLoad", GetLoadRequest())`.
+
+        Raises:
+            ValueError: The schema has no such call, or it streams.
+            MlxStreamError: It failed.
+        """
+        channel = self._connected().channel
+        path, answer_class = unary_method(method)
+        stub = channel.unary_unary(path, type(request).SerializeToString, answer_class.FromString)
+        return await self._call(stub, request)
+
     async def health(self, service: str = READINESS_SERVICE) -> str:
         """Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness."""
         request = HealthCheckRequest(service=service)
@@ -240,7 +254,7 @@ class AsyncClient:
         return _status_name(response)
 
     async def watch_health(self, service: str = READINESS_SERVICE) -> AsyncGenerator[str, None]:
-        """The status now, and again whenever it changes: `async for status in client.watch_health(): ...`.
+        """The status now, and again whenever it changes: `for status in client.watch_health(): ...`.
 
         It ends with an error only, when the server does; a service that is not known is "SERVICE_UNKNOWN".
 

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.message import Message
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from mlxstream.v1.generation_pb2_grpc import GenerationServiceStub
 from mlxstream.v1.model_pb2_grpc import ModelServiceStub
 
@@ -107,6 +110,21 @@ def connect(target: str, *, tls: Tls | None, balanced: bool) -> Connection:
         models=ModelServiceStub(channel),
         health=HealthStub(channel),
     )
+
+
+def unary_method(name: str) -> tuple[str, type[Message]]:
+    """The path of a call such as "AdminService/Drain", and the class of its answer.
+
+    Raises:
+        ValueError: The schema has no such call, or it streams.
+    """
+    service_name, _, method_name = name.partition("/")
+    for file in (admin_pb2, generation_pb2, model_pb2):
+        service = file.DESCRIPTOR.services_by_name.get(service_name)
+        method = service.methods_by_name.get(method_name) if service is not None else None
+        if method is not None and not method.server_streaming:
+            return f"/{service.full_name}/{method_name}", message_factory.GetMessageClass(method.output_type)
+    raise ValueError(f"{name!r} is no call of the schema that has one answer")
 
 
 def service_config(*, balanced: bool) -> dict[str, Any]:

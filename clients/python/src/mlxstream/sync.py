@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, AsyncClient
-from mlxstream.connection import READINESS_SERVICE, Tls
+from mlxstream.connection import Tls
 from mlxstream.failures import client_was_closed
 from mlxstream.stream import AsyncTextStream, EventReader, Item, Iteration, StreamAccount, event_of, text_of
 from mlxstream.v1.generation_pb2 import GenerateResponse
@@ -158,6 +158,24 @@ def _streaming(
     return call
 
 
+def _walking(
+    method: Callable[Concatenate[AsyncClient, Arguments], AsyncGenerator[Result, None]],
+) -> Callable[Concatenate[Client, Arguments], Iterator[Result]]:
+    """The twin of a method that gives one thing after the other."""
+
+    @functools.wraps(method)
+    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Result]:
+        items, background = method(client._client, *args, **kwargs), client._background  # noqa: SLF001 - its own
+        try:
+            while (item := background.run(_next(items))) is not None:
+                yield item
+        finally:
+            with contextlib.suppress(RuntimeError):  # the client was closed, and the call with it
+                background.run(_end(items))
+
+    return call
+
+
 class Client:
     """Talks to one server, from any thread. Use it in a `with` block, or call `close`.
 
@@ -205,27 +223,15 @@ class Client:
     estimate_memory = _waiting(AsyncClient.estimate_memory)
     model = _waiting(AsyncClient.model)
     models = _waiting(AsyncClient.models)
+    call = _waiting(AsyncClient.call)
     health = _waiting(AsyncClient.health)
+    watch_health = _walking(AsyncClient.watch_health)
     wait_ready = _waiting(AsyncClient.wait_ready)
 
-    def watch_health(self, service: str = READINESS_SERVICE) -> Iterator[str]:
-        """The status now, and again whenever it changes: `for status in client.watch_health(): ...`.
 
-        Raises:
-            MlxStreamError: From the iteration: the server went away.
-        """
-        statuses = self._client.watch_health(service)
-        try:
-            while (status := self._background.run(_next(statuses))) is not None:
-                yield status
-        finally:
-            with contextlib.suppress(RuntimeError):  # the client was closed, and the call with it
-                self._background.run(_end(statuses))
-
-
-async def _next(items: AsyncGenerator[Item, None]) -> Item | None:
+async def _next(items: AsyncGenerator[Result, None]) -> Result | None:
     return await anext(items, None)
 
 
-async def _end(items: AsyncGenerator[Item, None]) -> None:
+async def _end(items: AsyncGenerator[Any, None]) -> None:
     await items.aclose()
