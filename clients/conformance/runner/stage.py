@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,9 @@ class Stage:
         self._descriptions = descriptions
         self._shared: dict[str, Server] = {}
         self._canned: CannedServer | None = None
-        self._own = 0
+        self._starting = asyncio.Lock()
+        self._count = 0
+        self._sockets = Path(tempfile.mkdtemp(prefix="mlx-"))  # a socket's path must be short
 
     def prepare(self) -> None:
         """Make what flags refer to: certificates and a file of tokens.
@@ -49,24 +53,30 @@ class Stage:
         description = self._descriptions[name]
         if "like" in description:
             return await self.server(description["like"], own=own)
-        if not own and name in self._shared:
+        if own:
+            return await self._started(name)
+        async with self._starting:
+            if name not in self._shared:
+                self._shared[name] = await self._started(name)
             return self._shared[name]
-        self._own += own
-        folder = self._folder / (f"{name}-{self._own}" if own else name)
+
+    async def _started(self, name: str) -> Server:
+        description = self._descriptions[name]
+        self._count += 1
+        folder = self._folder / f"{name}-{self._count}"
         flags = [self._filled(flag) for flag in description.get("flags", ())]
         listen = self._filled(description.get("listen", "127.0.0.1:0"))
         server = Server(root=self._root, folder=folder, flags=flags, listen=listen)
         await server.start()
-        if not own:
-            self._shared[name] = server
         return server
 
     async def canned(self) -> CannedServer:
         """The server that answers with canned bytes."""
-        if self._canned is None:
-            self._canned = CannedServer()
-            await self._canned.start()
-        return self._canned
+        async with self._starting:
+            if self._canned is None:
+                self._canned = CannedServer()
+                await self._canned.start()
+            return self._canned
 
     async def proxy(self, server: Server) -> Proxy:
         """A network to `server` that can be cut; the case ends it."""
@@ -88,6 +98,7 @@ class Stage:
         await asyncio.gather(*(server.stop() for server in self._shared.values()))
         if self._canned is not None:
             await self._canned.stop()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _filled(self, text: str) -> str:
         marks = {
@@ -95,7 +106,7 @@ class Stage:
             "{small_script}": self._root / "clients/conformance/small_script.json",
             "{certificates}": self._folder / "certificates",
             "{tokens}": self._folder / "tokens",
-            "{folder}": self._folder,
+            "{socket}": self._sockets / "service.sock",
             "{closed_port}": _closed_port(),
         }
         for mark, value in marks.items():
