@@ -181,7 +181,8 @@ func dialOptions(chosen settings, addresses []string) []grpc.DialOption {
 		known := manual.NewBuilderWithScheme(several)
 		state := resolver.State{}
 		for _, address := range addresses {
-			state.Addresses = append(state.Addresses, resolver.Address{Addr: address})
+			host, _, _ := net.SplitHostPort(address) // checked before
+			state.Addresses = append(state.Addresses, resolver.Address{Addr: address, ServerName: host})
 		}
 		known.InitialState(state)
 		options = append(options, grpc.WithResolvers(known))
@@ -200,7 +201,7 @@ func checkedTarget(target string) (string, []string, error) {
 				return "", nil, fmt.Errorf("mlxstream: several targets must each be HOST:PORT, not %q", address)
 			}
 		}
-		return several + ":///", addresses, nil
+		return several + ":///servers", addresses, nil
 	}
 	if strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:") {
 		return target, nil, nil

@@ -110,10 +110,7 @@ func (p *program) answer(line []byte) {
 }
 
 func (p *program) play(client *mlxstream.Client, r request) (answer, error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	if r.TimeoutSeconds > 0 {
-		ctx, cancel = context.WithTimeout(context.Background(), seconds(r.TimeoutSeconds))
-	}
+	ctx, cancel := r.context()
 	defer cancel()
 	switch r.Do {
 	case "stream":
@@ -140,6 +137,13 @@ func (p *program) play(client *mlxstream.Client, r request) (answer, error) {
 		return answer{"outcome": "ok", "model": model.GetName()}, err
 	}
 	return nil, fmt.Errorf("cannot %q", r.Do)
+}
+
+func (r request) context() (context.Context, context.CancelFunc) {
+	if r.TimeoutSeconds > 0 {
+		return context.WithTimeout(context.Background(), seconds(r.TimeoutSeconds))
+	}
+	return context.WithCancel(context.Background())
 }
 
 func (p *program) client(described json.RawMessage) (*mlxstream.Client, error) {
@@ -187,10 +191,11 @@ func (p *program) watch(ctx context.Context, client *mlxstream.Client, r request
 }
 
 func abort(ctx context.Context, client *mlxstream.Client, r request) (answer, error) {
-	ended, err := client.Abort(ctx, r.RequestID)
+	end, name := client.Abort, r.RequestID
 	if r.GenerationID != "" {
-		ended, err = client.AbortGeneration(ctx, r.GenerationID)
+		end, name = client.AbortGeneration, r.GenerationID
 	}
+	ended, err := end(ctx, name)
 	if err != nil {
 		return nil, err
 	}
