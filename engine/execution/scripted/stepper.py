@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.results import SampledToken, TokenLogprobs, TopLogprob
 from engine.execution.prefixes import PrefixKeeper
@@ -39,12 +39,11 @@ class EngineDiedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a row waits for: its unit, the moment that comes with it if it samples, and when that is due."""
+    """What a row waits for: when it is due, and what happens then, which gives what the row receives."""
 
-    row: Row
-    unit: RowUnit
-    moment: Moment | None
+    row: Any
     due_at: float
+    happens: Callable[[], Any]
 
 
 class ScriptedStepper:
@@ -59,8 +58,8 @@ class ScriptedStepper:
         self._script = script
         self._clock = clock
         self._sleep = sleep
-        self._scenarios: weakref.WeakKeyDictionary[Row, Scenario] = weakref.WeakKeyDictionary()
-        self._since: weakref.WeakKeyDictionary[Row, float] = weakref.WeakKeyDictionary()
+        self._scenarios: weakref.WeakKeyDictionary[Any, Scenario] = weakref.WeakKeyDictionary()
+        self._since: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._is_dead = False
 
     def make_caches(self) -> list[Cache]:
@@ -71,7 +70,7 @@ class ScriptedStepper:
         """Begin to wait for the first of `rows` that is due."""
         return ScriptedStep(self, [self._part(row) for row in rows])
 
-    def play(self, parts: Sequence[_Part]) -> list[SampledToken | RowFault | None]:
+    def play(self, parts: Sequence[_Part]) -> list[Any]:
         """Wait for a while, and advance the rows that are due.
 
         Raises:
@@ -81,7 +80,7 @@ class ScriptedStepper:
         if (wait := earliest - self._clock()) > 0:
             self._sleep(min(wait, LONGEST_WAIT_SECONDS))
         now = self._clock()
-        return [self._advance(part) if part.due_at <= now else None for part in parts]
+        return [self._happened(part) if part.due_at <= now else None for part in parts]
 
     def ended(self) -> None:
         """Nothing is kept of a row."""
@@ -100,24 +99,31 @@ class ScriptedStepper:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _part(self, row: Row) -> _Part:
+    def _happened(self, part: _Part) -> Any:
+        self._since[part.row] = part.due_at
+        return part.happens()
+
+    def _scenario_of(self, row: Any) -> Scenario:
+        """What `row` plays, from when it is first asked for."""
         scenario = self._scenarios.get(row)
         if scenario is None:
             scenario = self._scenarios[row] = self._script.scenario_of(bytes_of(row.prompt))
             self._since[row] = self._clock()
-        unit = row.next_unit()
+        return scenario
+
+    def _part(self, row: Row) -> _Part:
+        scenario, unit = self._scenario_of(row), row.next_unit()
         moment = scenario.moment(row.next_index) if unit.samples else None
         seconds = 0.0 if moment is None else moment.pause_seconds
         if row.is_prefilling:
             seconds += scenario.prefill_seconds * len(unit.tokens) / row.prompt_tokens
-        return _Part(row, unit, moment, self._since[row] + seconds)
+        return _Part(row, self._since[row] + seconds, lambda: self._advance(row, unit, moment))
 
-    def _advance(self, part: _Part) -> SampledToken | RowFault | None:
-        self._since[part.row] = part.due_at
-        if part.moment is not None and part.moment.failure is not None:
-            return self._fail(part.moment.failure)
-        part.row.settle(part.unit)
-        return None if part.moment is None else _sampled(part.row, part.moment.token)
+    def _advance(self, row: Row, unit: RowUnit, moment: Moment | None) -> SampledToken | RowFault | None:
+        if moment is not None and moment.failure is not None:
+            return self._fail(moment.failure)
+        row.settle(unit)
+        return None if moment is None else _sampled(row, moment.token)
 
     def _fail(self, failure: Failure) -> RowFault:
         if failure is Failure.GENERATION:
@@ -137,7 +143,7 @@ class ScriptedStep:
         """Never: all rows wait together, so that none waits for another's pause."""
         return False
 
-    def read(self) -> list[SampledToken | RowFault | None]:
+    def read(self) -> list[Any]:
         """Wait for the first row, at most for a while; rows that are not due have no token."""
         return self._stepper.play(self._parts)
 
