@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlxstream.v1.error_pb2 import ErrorReason
+
 # What two clients may tell differently about the same generation.
 UNCOMPARED = frozenset({"id", "seconds", "first_text_seconds", "heartbeats", "added_ms", "messages", "unknown_events"})
 COMPARED_OF_ERROR = ("kind", "code", "reason", "violations")
+_REASON_PREFIX = "ERROR_REASON_"
 
 
 def differences(expected: Any, found: Any, where: str = "") -> list[str]:
@@ -35,12 +38,14 @@ def comparable(answer: Mapping[str, Any]) -> dict[str, Any]:
     started = dict(answer.get("started") or {})
     started.pop("seed", None)
     error = answer.get("error") or {}
-    told_of_error = {name: error.get(name) for name in COMPARED_OF_ERROR}
+    told_of_error = {name: error.get(name) or None for name in COMPARED_OF_ERROR}
+    if f"{_REASON_PREFIX}{error.get('reason')}" not in ErrorReason.keys():  # noqa: SIM118 - not a mapping
+        told_of_error["reason"] = None  # the client's own word, where no server spoke
     if answer.get("outcome") in ("left", "failed"):
         return {"outcome": answer["outcome"], "error": told_of_error}
     if answer.get("finish_reason") == "deadline":
         return {"outcome": answer["outcome"], "finish_reason": "deadline"}
-    kept = {name: value for name, value in answer.items() if name not in UNCOMPARED and value is not None}
+    kept = {name: value for name, value in answer.items() if name not in UNCOMPARED and value not in (None, [])}
     return {**kept, "started": started, "error": told_of_error}
 
 

@@ -122,11 +122,11 @@ class Play:
         await self._proxy.cut()
 
     async def _send(self, name: str, request: Mapping[str, Any]) -> None:
-        request_id = request.get("request_id") or f"{name}-{uuid.uuid4().hex[:12]}"
-        named = {"request_id": request_id} if request["do"] in ("stream", "generate") else {}
-        filled = {**self._resolved(self._stage.filled(request)), **named}
+        filled = self._resolved(self._stage.filled(request))
+        if request["do"] in ("stream", "generate"):
+            filled.setdefault("request_id", f"{name}-{uuid.uuid4().hex[:12]}".replace(" ", "-"))
         filled["server"] = filled.get("server") or await self._connection()
-        self._sent[name] = await self._program.ask(filled), request_id
+        self._sent[name] = await self._program.ask(filled), filled.get("request_id", "")
 
     async def _connection(self) -> dict[str, Any]:
         name = self._case.get("server", "plain")

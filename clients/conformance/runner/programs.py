@@ -69,8 +69,16 @@ class Program:
         return await self._wait(self._answers[number], seconds, "answer")
 
     async def mark(self, number: int, seconds: float) -> dict[str, Any]:
-        """The mark of a request; see `answer`."""
-        return await self._wait(self._marks[number], seconds, "mark")
+        """The mark of a request; see `answer`.
+
+        Raises:
+            ProgramError: none comes in time, or the answer comes first.
+        """
+        first: set[asyncio.Future[dict[str, Any]]] = {self._marks[number], self._answers[number]}
+        await asyncio.wait(first, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not self._marks[number].done() and self._answers[number].done():
+            raise ProgramError(f"answered before its mark: {json.dumps(self._answers[number].result())[:300]}")
+        return await self._wait(self._marks[number], 0.0, "mark")
 
     async def end(self) -> None:
         """Close its input and wait for its end; kill it if that takes too long."""
