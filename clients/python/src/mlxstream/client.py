@@ -105,6 +105,7 @@ class AsyncClient:
 
     def stream(
         self,
+        /,
         prompt: Prompt,
         *,
         model: str = "",
@@ -149,6 +150,7 @@ class AsyncClient:
 
     async def generate(
         self,
+        /,
         prompt: Prompt,
         *,
         model: str = "",
@@ -325,4 +327,4 @@ class AsyncClient:
 def _status_name(response: HealthCheckResponse) -> str:
     """The status by name; what this client does not know counts as unknown."""
     known = HealthCheckResponse.ServingStatus
-    return known.Name(response.status) if response.status in known.values() else known.Name(known.UNKNOWN)
+    return known.Name(response.status if response.status in known.values() else HealthCheckResponse.UNKNOWN)

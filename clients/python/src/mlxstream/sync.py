@@ -139,7 +139,7 @@ def _waiting(
     """The twin of a method that is awaited: it waits."""
 
     @functools.wraps(method)
-    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         return client._background.run(method(client._client, *args, **kwargs))  # noqa: SLF001 - its own method
 
     return call
@@ -151,7 +151,7 @@ def _streaming(
     """The twin of a method that opens a stream."""
 
     @functools.wraps(method)
-    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> TextStream:
+    def call(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> TextStream:
         stream = method(client._client, *args, **kwargs)  # noqa: SLF001 - its own method
         return TextStream(stream._reader, client._background)  # noqa: SLF001 - one reader, two kinds of iteration
 
@@ -164,7 +164,7 @@ def _walking(
     """The twin of a method that gives one thing after the other."""
 
     @functools.wraps(method)
-    def call(client: Client, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Result]:
+    def call(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Result]:
         items, background = method(client._client, *args, **kwargs), client._background  # noqa: SLF001 - its own
         try:
             while (item := background.run(_next(items))) is not None:
