@@ -1,7 +1,8 @@
 """Compares an answer with what a case expects: a part of it, with a few operators in place of values.
 
 `{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is
-a beginning of the text, and not empty), `{"$any": true}` (anything but null).
+a beginning of the text, and not empty), `{"$any": true}` (anything but null), `{"$count": n}` (so many entries),
+`{"$last": …}` (the last entry, in part).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import Any
 from mlxstream.v1.error_pb2 import ErrorReason
 
 # What two clients may tell differently about the same generation.
-UNCOMPARED = frozenset({"id", "seconds", "first_text_seconds", "heartbeats", "added_ms", "messages", "unknown_events"})
+UNCOMPARED = frozenset(
+    {"id", "seconds", "first_text_seconds", "heartbeats", "added_ms", "messages", "unknown_events", "blocks"}
+)
 COMPARED_OF_ERROR = ("kind", "code", "reason", "violations")
 _REASON_PREFIX = "ERROR_REASON_"
 
@@ -50,9 +53,13 @@ def comparable(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holds(operator: str, value: Any, found: Any) -> bool:
+    if operator == "$count":
+        return len(found or ()) == value
     if found is None:
         return False
     match operator:
+        case "$last":
+            return bool(found) and not differences(value, found[-1])
         case "$any":
             return True
         case "$at_least":

@@ -8,14 +8,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.composition import Composition
-from engine.contracts.errors import OverloadedError, UnavailableError
+from engine.contracts.errors import OverloadedError, UnavailableError, UnsupportedOptionError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeometry
+from engine.contracts.load import no_load_progress
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.execution.engine import Engine
 from engine.execution.resident import Resident
 from engine.execution.scheduler import Limits
 from engine.execution.scripted.script import END_ID, read_script
-from engine.execution.scripted.stepper import ScriptedStepper
+from engine.execution.scripted.stepper import CanvasStepper, ScriptedStepper
 from engine.execution.scripted.text import bytes_of_prompt, scripted_text_model
 from engine.generation.bindings.prefill_policy import DEFAULT_CHUNK_TOKENS, FixedChunk
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.contracts.events import GenerationRequest
+    from engine.contracts.load import LoadProgress
     from engine.execution.engine import Generation
     from engine.execution.job import Stepper
     from engine.execution.resident import EngineSettings
@@ -59,9 +61,22 @@ class ScriptedEngine(Engine):
         self._refuse_attempt(request)
         return await super().generate(request)
 
+    async def load_model(
+        self,
+        reference: str,
+        progress: Callable[[LoadProgress], None] = no_load_progress,  # noqa: ARG002 - the engine's own
+    ) -> ModelInfo:
+        """Nothing else is loaded into a process that needs no mlx.
+
+        Raises:
+            UnsupportedOptionError: always.
+        """
+        raise UnsupportedOptionError("model", f"{reference!r} cannot be loaded: this engine plays a script")
+
     def _begin_loading(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
         def load() -> Stepper:
-            stepper = ScriptedStepper(self._script, _limits(self._settings), clock=time.perf_counter, sleep=time.sleep)
+            kind = CanvasStepper if self._script.revises else ScriptedStepper
+            stepper = kind(self._script, _limits(self._settings), clock=time.perf_counter, sleep=time.sleep)
             report(_resident(self._script, self._settings, stepper.limits))
             return stepper
 
@@ -119,7 +134,7 @@ def _model_info(script: Script, settings: EngineSettings) -> ModelInfo:
             state_abi=ABI,
             artifact=script.fingerprint,
         ),
-        declaration=GraphDeclaration(),
+        declaration=GraphDeclaration(method="denoising" if script.revises else "autoregressive"),
         geometry=GraphGeometry(
             vocab_size=script.vocab_size,
             hidden_size=1,
@@ -129,6 +144,7 @@ def _model_info(script: Script, settings: EngineSettings) -> ModelInfo:
             head_dim=1,
             context_length=script.context_tokens,
             layer_types=("full_attention",),
+            canvas_length=script.canvas_tokens,
         ),
         composition=Composition(prefill_tail_split=False, max_rows=settings.max_rows),
         runtime=RuntimeInfo(device="cpu", device_name="a script", mlx_version=""),

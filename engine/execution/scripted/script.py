@@ -18,7 +18,7 @@ from engine.contracts.options import OptionDefaults
 from engine.execution.scripted.fields import Fields, ScriptError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 END_ID: Final = 256
@@ -47,6 +47,15 @@ class Moment:
     failure: Failure | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """After a pause: a canvas, which `ends` its block if it is the last one of it."""
+
+    pause_seconds: float
+    tokens: tuple[int, ...]
+    ends: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """The first `times` attempts of one request are refused; with `retry_after_seconds` as for an overload."""
@@ -57,10 +66,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """What one generation does. The last moment is the end."""
+    """What one generation does. The last moment is the end; where there are `revisions`, the last one holds it."""
 
     name: str
     moments: tuple[Moment, ...]
+    revisions: tuple[Revision, ...] = ()
     prefill_seconds: float = 0.0
     refusal: Refusal | None = None
 
@@ -68,10 +78,14 @@ class Scenario:
         """What happens at place `index` of the completion; the end, for ever, after the last."""
         return self.moments[min(index, len(self.moments) - 1)]
 
+    def revision(self, index: int) -> Revision:
+        """The canvas after `index` others; the last one, for ever, after it."""
+        return self.revisions[min(index, len(self.revisions) - 1)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A whole file. `pieces` are the bytes of the tokens from `FIRST_PIECE_ID` on."""
+    """A whole file. `pieces` are the bytes of the tokens from `FIRST_PIECE_ID` on. All scenarios revise, or none."""
 
     model_name: str
     context_tokens: int
@@ -79,6 +93,13 @@ class Script:
     scenarios: Mapping[str, Scenario]
     pieces: tuple[bytes, ...]
     fingerprint: str
+    revises: bool = False
+
+    @property
+    def canvas_tokens(self) -> int:
+        """Positions of the longest canvas."""
+        revisions = (revision for scenario in self.scenarios.values() for revision in scenario.revisions)
+        return max((len(revision.tokens) for revision in revisions), default=0)
 
     @property
     def vocab_size(self) -> int:
@@ -134,6 +155,9 @@ def parse_script(content: bytes) -> Script:
     read = {name: _scenario(name, scenarios.group(name), vocabulary) for name in scenarios.names()}
     if not read:
         raise ScriptError("scenarios: at least one is needed")
+    revising = {name for name, scenario in read.items() if scenario.revisions}
+    if revising and len(revising) < len(read):
+        raise ScriptError("scenarios: either all have blocks, or none")
     script = Script(
         model_name=model.text("name", "scripted"),
         context_tokens=model.count("context_tokens", DEFAULT_CONTEXT_TOKENS, least=2),
@@ -141,6 +165,7 @@ def parse_script(content: bytes) -> Script:
         scenarios=read,
         pieces=tuple(vocabulary.pieces),
         fingerprint="sha256:" + hashlib.sha256(content).hexdigest(),
+        revises=bool(revising),
     )
     model.finish()
     return script
@@ -181,11 +206,27 @@ def _scenario(name: str, fields: Fields, vocabulary: _Vocabulary) -> Scenario:
     scenario = Scenario(
         name=name,
         moments=(*moments, Moment(pause_seconds, END_ID)),
+        revisions=tuple(_revisions(fields, vocabulary)),
         prefill_seconds=fields.number("prefill_seconds", 0.0),
         refusal=_refusal(refuse) if refuse.names() else None,
     )
     fields.finish()
     return scenario
+
+
+def _revisions(fields: Fields, vocabulary: _Vocabulary) -> Iterator[Revision]:
+    """Every canvas of every block, in order; the end follows the last one."""
+    blocks, every_seconds = fields.entries("blocks"), fields.number("every_seconds", 0.0)
+    for place, block in enumerate(blocks):
+        where = f"{fields.where}.blocks[{place}]"
+        if not isinstance(block, list) or not block or not all(isinstance(one, list) and one for one in block):
+            raise ScriptError(f"{where}: must be a list of canvases, each a list of texts")
+        for count, canvas in enumerate(block, start=1):
+            if not all(isinstance(text, str) and text for text in canvas):
+                raise ScriptError(f"{where}: a canvas holds texts")
+            tokens = tuple(vocabulary.token(text.encode()) for text in canvas)
+            ends = count == len(block)
+            yield Revision(every_seconds, (*tokens, END_ID) if ends and place == len(blocks) - 1 else tokens, ends)
 
 
 def _refusal(fields: Fields) -> Refusal:

@@ -14,6 +14,7 @@ from engine.contracts.results import SampledToken, TokenLogprobs, TopLogprob
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scripted.script import END_ID, Failure
 from engine.execution.scripted.text import bytes_of
+from engine.generation.denoising_row import RevisedCanvas
 from engine.generation.row import RowFault
 from engine.state.prefix_store import PrefixStore
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from engine.contracts.snapshot import LayerSnapshot
     from engine.execution.job import Pending
     from engine.execution.scheduler import Limits
-    from engine.execution.scripted.script import Moment, Scenario, Script
+    from engine.execution.scripted.script import Moment, Revision, Scenario, Script
+    from engine.generation.denoising_row import DenoisingRow, DenoisingUnit
     from engine.generation.row import Row, RowUnit
 
 LONGEST_WAIT_SECONDS: Final = 0.01
@@ -54,6 +56,8 @@ class ScriptedStepper:
     ) -> None:
         """Play `script`; `sleep` waits for so many seconds."""
         self.limits = limits
+        self.adapters = None
+        self.held_bytes = 0
         self.prefixes = PrefixKeeper(PrefixStore(0), _nothing_kept)
         self._script = script
         self._clock = clock
@@ -66,7 +70,7 @@ class ScriptedStepper:
         """A scripted row keeps no state."""
         return []
 
-    def dispatch(self, rows: Sequence[Row], after: Pending | None) -> ScriptedStep:  # noqa: ARG002 - nothing follows
+    def dispatch(self, rows: Sequence[Any], after: Pending | None) -> ScriptedStep:  # noqa: ARG002 - nothing follows
         """Begin to wait for the first of `rows` that is due."""
         return ScriptedStep(self, [self._part(row) for row in rows])
 
@@ -111,7 +115,8 @@ class ScriptedStepper:
             self._since[row] = self._clock()
         return scenario
 
-    def _part(self, row: Row) -> _Part:
+    def _part(self, row: Any) -> _Part:
+        """The next unit of a row of the autoregressive method."""
         scenario, unit = self._scenario_of(row), row.next_unit()
         moment = scenario.moment(row.next_index) if unit.samples else None
         seconds = 0.0 if moment is None else moment.pause_seconds
@@ -132,6 +137,32 @@ class ScriptedStepper:
         raise EngineDiedError("the script ends the engine here")
 
 
+class CanvasStepper(ScriptedStepper):
+    """The same over rows of the denoising method: scenarios say canvases under revision."""
+
+    def __init__(
+        self, script: Script, limits: Limits, *, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        """Play `script`, all of whose scenarios revise."""
+        super().__init__(script, limits, clock=clock, sleep=sleep)
+        self._revised: weakref.WeakKeyDictionary[DenoisingRow, int] = weakref.WeakKeyDictionary()
+
+    def _part(self, row: Any) -> _Part:
+        """The next unit of a row of the denoising method."""
+        scenario, unit = self._scenario_of(row), row.next_unit()
+        if not unit.revises:
+            seconds = scenario.prefill_seconds * len(unit.tokens) / row.prompt_tokens
+            return _Part(row, self._since[row] + seconds, lambda: row.encoded(unit.tokens))
+        revision = scenario.revision(self._revised.get(row, 0))
+        return _Part(row, self._since[row] + revision.pause_seconds, lambda: self._revise(row, unit, revision))
+
+    def _revise(self, row: DenoisingRow, unit: DenoisingUnit, revision: Revision) -> RevisedCanvas:
+        if unit.tokens:
+            row.encoded(unit.tokens)
+        self._revised[row] = self._revised.get(row, 0) + 1
+        return RevisedCanvas(revision.tokens, revision.ends)
+
+
 class ScriptedStep:
     """See `engine.execution.job.Pending`. Rows that are not due when it is read stand where they stood."""
 
@@ -139,7 +170,7 @@ class ScriptedStep:
         self._stepper = stepper
         self._parts = parts
 
-    def may_follow(self, row: Row) -> bool:  # noqa: ARG002 - the Protocol's parameter
+    def may_follow(self, row: Any) -> bool:  # noqa: ARG002 - the Protocol's parameter
         """Never: all rows wait together, so that none waits for another's pause."""
         return False
 

@@ -52,15 +52,15 @@ def test_servers_are_described() -> None:
 
 def test_every_scenario_that_is_played_is_in_the_script() -> None:
     scripts = {
-        name: json.loads((HERE / name).read_text(encoding="utf-8"))["scenarios"]
-        for name in ("script.json", "small_script.json")
+        path.name: json.loads(path.read_text(encoding="utf-8"))["scenarios"] for path in HERE.glob("*script.json")
     }
     played = 0
     for case, request in requests():
         text = json.dumps(request.get("prompt", {}))
         if case.get("server") == "canned":
             continue
-        script = scripts["small_script.json" if case.get("server") == "small" else "script.json"]
+        own = f"{case.get('server')}_script.json"
+        script = scripts[own if own in scripts else "script.json"]
         for name in re.findall(r"\[\[([\w.-]+)\]\]", text):
             assert name in script, (case["name"], name)
             played += 1

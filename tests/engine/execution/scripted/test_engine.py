@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from engine.contracts.cancellation import AbortReason
-from engine.contracts.errors import EngineFailedError, GenerationFailedError, NotFoundError, OverloadedError
-from engine.contracts.events import GenerationFinished, GenerationRequest, TokensGenerated
+from engine.contracts.errors import (
+    EngineFailedError,
+    GenerationFailedError,
+    NotFoundError,
+    OverloadedError,
+    UnsupportedOptionError,
+)
+from engine.contracts.events import CanvasRevised, GenerationFinished, GenerationRequest, TokensGenerated
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, Prompt, TextPart, TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
@@ -39,9 +45,9 @@ Opened = Callable[..., Awaitable[ScriptedEngine]]
 async def opened(tmp_path: Path) -> AsyncIterator[Opened]:
     engines: list[ScriptedEngine] = []
 
-    async def open_engine(**settings: Any) -> ScriptedEngine:
+    async def open_engine(*, scenarios: dict[str, Any] = SCENARIOS, **settings: Any) -> ScriptedEngine:
         script = tmp_path / "script.json"
-        script.write_text(json.dumps({"model": {"name": "play"}, "scenarios": SCENARIOS}), encoding="utf-8")
+        script.write_text(json.dumps({"model": {"name": "play"}, "scenarios": scenarios}), encoding="utf-8")
         engine = ScriptedEngine(EngineSettings(model="", state_dir=tmp_path / "state", **settings), script)
         engines.append(engine)
         await engine.start()
@@ -142,6 +148,26 @@ async def test_log_probabilities_come_when_they_are_asked_for(opened: Opened) ->
         tokens += event.tokens if isinstance(event, TokensGenerated) else ()
     assert [token.logprobs.logprob for token in tokens] == [-0.25] * 3
     assert [candidate.token for candidate in tokens[0].logprobs.top] == [257, 0, 1]
+
+
+async def test_a_script_of_blocks_revises_canvases_and_commits_the_last_of_each(opened: Opened) -> None:
+    blocks = [[["??", "??"], ["a ", "??"], ["a ", "b "]], [["c "]]]
+    engine = await opened(scenarios={"blocks": {"blocks": blocks}})
+    request = GenerationRequest(prompt=chosen("blocks"), options=GenerateOptions(), draft_blocks=True)
+    generation = await engine.generate(request)
+    seen: list[CanvasRevised] = []
+    text = ""
+    while not isinstance(event := await generation.next_event(), GenerationFinished):
+        seen += [event] if isinstance(event, CanvasRevised) else []
+        text += event.text if isinstance(event, TokensGenerated) else ""
+    assert (text, event.finish_reason) == ("a b c ", FinishReason.STOP)
+    assert [canvas.block_index for canvas in seen if canvas.committed] == [0, 1]
+
+
+async def test_no_other_model_is_loaded_over_a_script(opened: Opened) -> None:
+    engine = await opened()
+    with pytest.raises(UnsupportedOptionError, match="this engine plays a script"):
+        await engine.load_model("smollm2-135m")
 
 
 def test_a_scripted_engine_never_imports_mlx() -> None:

@@ -63,9 +63,23 @@ def test_a_scenario_named_default_serves_prompts_without_a_name() -> None:
     assert script.scenario_of(b"nothing").name == "default"
 
 
+def test_the_end_follows_the_last_canvas_of_the_last_block() -> None:
+    document = {"scenarios": {"a": {"blocks": [[["x", "yz"]], [["x"], ["yz"]]], "every_seconds": 1}}}
+    script = parse_script(json.dumps(document).encode())
+    assert [(one.tokens, one.ends) for one in script.scenarios["a"].revisions] == [
+        ((ord("x"), FIRST_PIECE_ID), True),
+        ((ord("x"),), False),
+        ((FIRST_PIECE_ID, END_ID), True),
+    ]
+    assert (script.revises, script.canvas_tokens) == (True, 2)
+
+
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
+        ('{"scenarios": {"a": {"blocks": [[]]}}}', r"blocks\[0\]: must be a list of canvases"),
+        ('{"scenarios": {"a": {"blocks": [[[3]]]}}}', r"blocks\[0\]: a canvas holds texts"),
+        ('{"scenarios": {"a": {"blocks": [[["x"]]]}, "b": {}}}', "either all have blocks, or none"),
         ("[]", "the script: must be an object"),
         ("{", "not JSON"),
         ("{}", "scenarios: at least one is needed"),
@@ -94,6 +108,6 @@ def test_a_file_that_is_not_there_is_named_without_its_folder(tmp_path: Path) ->
         read_script(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("name", ["script.json", "small_script.json"])
+@pytest.mark.parametrize("name", ["script.json", "small_script.json", "canvas_script.json"])
 def test_the_scripts_of_the_conformance_cases_can_be_read(name: str) -> None:
-    assert "count" in read_script(ROOT / "clients/conformance" / name).scenarios
+    assert read_script(ROOT / "clients/conformance" / name).scenarios
