@@ -299,7 +299,7 @@ async def test_an_answer_over_the_limit_is_resource_exhausted_with_both_numbers(
     assert reason_of(failure.value) == "MESSAGE_TOO_LARGE"
 
 
-@pytest.mark.parametrize("service", ["GenerationService/Resume", "AdminService/Drain"])
+@pytest.mark.parametrize("service", ["GenerationService/Resume"])
 async def test_an_rpc_of_a_later_build_is_refused_by_name(serving: Serving, service: str) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await serving.channel.unary_unary(f"/mlxstream.v1.{service}")(b"")

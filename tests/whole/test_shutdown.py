@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 
-from mlxstream.v1 import generation_pb2, generation_pb2_grpc
+from mlxstream.v1 import error_pb2, generation_pb2, generation_pb2_grpc
 from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
 from tests.whole.replicas import Replica
@@ -64,7 +64,7 @@ def test_short_streams_end_well_and_long_slow_and_queued_ones_are_told(server):
         for call in (long, slow):
             last, code = end_of(call)
             assert code is grpc.StatusCode.UNAVAILABLE
-            assert last.finished.error.reason == "ERROR_REASON_UNAVAILABLE"
+            assert last.finished.error.reason == error_pb2.ERROR_REASON_UNAVAILABLE
             assert last.finished.stats.generated_tokens > 0
         assert {end_of(call)[1] for call in queued} == {grpc.StatusCode.UNAVAILABLE}
     assert server.ended() == (0, "")
