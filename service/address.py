@@ -1,18 +1,23 @@
-"""Where to listen: HOST:PORT, checked before anything is bound or loaded."""
+"""Where to listen, on the network: HOST:PORT, checked before anything is bound or loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_PORT = 65535
 
 
 class AddressError(ValueError):
-    """The text is no HOST:PORT; the message says why."""
+    """The text is no address; the message says why."""
 
 
 class BindError(Exception):
@@ -35,7 +40,7 @@ class Address:
         """
         host, separator, port = text.rpartition(":")
         if not separator or not host:
-            raise AddressError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:50051")
+            raise AddressError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:50051, nor unix:PATH")
         if not (port.isascii() and port.isdigit() and int(port) <= MAX_PORT):
             raise AddressError(f"{text!r} has no port from 0 to {MAX_PORT}")
         if host.startswith("[") and host.endswith("]"):
@@ -44,12 +49,8 @@ class Address:
             raise AddressError(f"{text!r} needs brackets around its IPv6 host, such as [::1]:50051")
         return cls(host=host, port=int(port))
 
-    def with_port(self, port: int) -> Address:
-        """The same host at another port."""
-        return Address(host=self.host, port=port)
-
     @property
-    def is_loopback(self) -> bool:
+    def is_local(self) -> bool:
         """Whether only this machine can reach it. Of names, "localhost" alone is trusted to mean that."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -60,22 +61,30 @@ class Address:
         """HOST:PORT, as it can be typed."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def require_bindable(self) -> None:
+        """Try the address: gRPC's own failure names no cause, and it binds what it can of several addresses.
 
-def require_bindable(address: Address) -> None:
-    """Try the address: gRPC's own failure names no cause, and it binds what it can of several addresses.
+        Raises:
+            BindError: it is in use, is not ours, or has no such host.
+        """
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError):
+            raise BindError(f"cannot listen on {self}: no such host") from None
+        codes = [_bind_errno(family, socket_address) for family, _, _, _, socket_address in found]
+        if errno.EADDRINUSE in codes:
+            raise BindError(f"cannot listen on {self}: the port is in use")
+        if all(codes):
+            raise BindError(f"cannot listen on {self}: {os.strerror(codes[0])}")
 
-    Raises:
-        BindError: it is in use, is not ours, or has no such host.
-    """
-    try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise BindError(f"cannot listen on {address}: no such host") from None
-    codes = [_bind_errno(family, socket_address) for family, _, _, _, socket_address in found]
-    if errno.EADDRINUSE in codes:
-        raise BindError(f"cannot listen on {address}: the port is in use")
-    if all(codes):
-        raise BindError(f"cannot listen on {address}: {os.strerror(codes[0])}")
+    @contextlib.contextmanager
+    def binding(self) -> Iterator[None]:
+        """Around the call that binds: nothing to prepare."""
+        yield
+
+    def bound(self, port: int) -> Address:
+        """The same host at the port that was bound."""
+        return Address(host=self.host, port=port)
 
 
 def _bind_errno(family: int, socket_address: tuple[object, ...]) -> int:

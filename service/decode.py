@@ -31,8 +31,15 @@ MAX_STRUCTS_BYTES: Final = 1024 * 1024
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{0,128}")
 
 
-def decode_generation(request: GenerationMessage, *, caller: str, priority: int = 0) -> GenerationRequest:
-    """What Generate and Complete ask for, but for the delivery.
+def decode_generation(
+    request: GenerationMessage,
+    *,
+    caller: str,
+    priority: int = 0,
+    max_prompt_tokens: int | None = None,
+    deadline_seconds: float | None = None,
+) -> GenerationRequest:
+    """What Generate and Complete ask for, but for the delivery; the rest is said of the call, not in the message.
 
     Raises:
         InvalidRequestError: a field is missing, malformed or out of range.
@@ -45,6 +52,8 @@ def decode_generation(request: GenerationMessage, *, caller: str, priority: int 
         caller=caller,
         priority=priority,
         draft_blocks=request.delivery.draft_blocks,
+        max_prompt_tokens=max_prompt_tokens,
+        deadline_seconds=deadline_seconds,
     )
 
 

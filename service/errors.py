@@ -60,6 +60,23 @@ class MessageTooLargeError(contract.EngineError):
         super().__init__(f"the answer has {message_bytes} bytes, {limit_bytes} are allowed; stream it with Generate")
 
 
+class UnauthenticatedError(contract.EngineError):
+    """The caller has not said who they are, or cannot prove it. The message never holds what was presented."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(contract.EngineError):
+    """The caller is known, and this service is not open to them."""
+
+    reason = "PERMISSION_DENIED"
+
+    def __init__(self, service: str, permission: str) -> None:
+        self.service = service
+        self.permission = permission
+        super().__init__(f"{service} needs the permission {permission!r}, which this token does not have")
+
+
 class InternalError(contract.EngineError):
     """A fault of ours that is no error of the tree, or one whose text is not for callers."""
 
@@ -90,6 +107,9 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.ConfigurationError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("setting",)),
         contract.InvalidRequestError: Rule(status=_CODE.INVALID_ARGUMENT),
         contract.PromptTooLongError: Rule(status=_CODE.INVALID_ARGUMENT, metadata=("prompt_tokens", "context_length")),
+        contract.PromptOverLimitError: Rule(
+            status=_CODE.INVALID_ARGUMENT, metadata=("prompt_tokens", "context_length")
+        ),
         contract.ChatTemplateError: Rule(status=_CODE.INVALID_ARGUMENT),
         MalformedMessageError: Rule(status=_CODE.INVALID_ARGUMENT, metadata=("message_name",)),
         contract.UnsupportedOptionError: Rule(status=_CODE.UNIMPLEMENTED, metadata=("option",)),
@@ -98,11 +118,16 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.OverloadedError: Rule(
             status=_CODE.RESOURCE_EXHAUSTED, metadata=("resource", "limit", "used"), retryable=True
         ),
+        contract.QueueTimeError: Rule(
+            status=_CODE.RESOURCE_EXHAUSTED, metadata=("resource", "limit", "used"), retryable=True
+        ),
         contract.InsufficientMemoryError: Rule(
             status=_CODE.RESOURCE_EXHAUSTED, metadata=("needed_bytes", "budget_bytes")
         ),
         MessageTooLargeError: Rule(status=_CODE.RESOURCE_EXHAUSTED, metadata=("message_bytes", "limit_bytes")),
         contract.UnavailableError: Rule(status=_CODE.UNAVAILABLE, metadata=("state",), retryable=True),
+        UnauthenticatedError: Rule(status=_CODE.UNAUTHENTICATED),
+        PermissionDeniedError: Rule(status=_CODE.PERMISSION_DENIED, metadata=("service", "permission")),
         contract.EngineFailedError: Rule(status=_CODE.UNAVAILABLE, metadata=("correlation_id",), retryable=True),
         contract.GenerationFailedError: Rule(status=_CODE.INTERNAL, metadata=("correlation_id",)),
         InternalError: Rule(status=_CODE.INTERNAL, metadata=("correlation_id",)),

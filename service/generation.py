@@ -21,6 +21,7 @@ from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
+from service.limits import RequestLimits
 from service.live import CallFacts
 from service.metadata import priority_of, session_of
 from service.rpc import off_loop_if_large
@@ -32,14 +33,13 @@ if TYPE_CHECKING:
 
     from engine.contracts.events import GenerationEvent, GenerationRequest
     from engine.execution.engine import Engine, Generation
+    from service.access import Access
     from service.decode import GenerationMessage
     from service.delivery import Delivery
     from service.live import LiveGenerations
     from service.metrics import Metrics
     from service.rpc import Context, Handler
 
-# As long as nobody presents credentials, all callers are one.
-CALLER: Final = ""
 # A call that is cancelled this close to its deadline was ended by it: the caller's clock may run ahead of ours.
 DEADLINE_TOLERANCE_SECONDS: Final = 0.05
 
@@ -47,10 +47,22 @@ DEADLINE_TOLERANCE_SECONDS: Final = 0.05
 class GenerationHandlers:
     """Answers `mlxstream.v1.GenerationService`."""
 
-    def __init__(self, engine: Engine, live: LiveGenerations, metrics: Metrics | None = None) -> None:
-        """Generations run on `engine`, and are followed to their end by `live`; `metrics` hears what is refused."""
+    def __init__(
+        self,
+        engine: Engine,
+        live: LiveGenerations,
+        access: Access,
+        limits: RequestLimits,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """Generations run on `engine`, and are followed to their end by `live`.
+
+        `access` knows whose they are, `limits` bounds what they may ask for, and `metrics` hears what is refused.
+        """
         self._engine = engine
         self._live = live
+        self._access = access
+        self._limits = limits
         self._metrics = metrics
 
     def by_name(self) -> dict[str, Handler]:
@@ -87,13 +99,14 @@ class GenerationHandlers:
         answer.finished.CopyFrom(encode_finished(finished, None, with_cache_tokens=delivery.include_cache_tokens))
         return answer
 
-    async def abort(self, request: generation_pb2.AbortRequest, _context: Context) -> generation_pb2.AbortResponse:
-        """End a generation and answer once it has ended."""
+    async def abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
+        """End a generation of the caller's, and answer once it has ended."""
+        caller = self._access.caller_of(context).name
         match request.WhichOneof("target"):
             case "request_id":
-                generation = self._engine.abort(caller=CALLER, request_id=request.request_id)
+                generation = self._engine.abort(caller=caller, request_id=request.request_id)
             case "generation_id":
-                generation = self._engine.abort(caller=CALLER, generation_id=request.generation_id)
+                generation = self._engine.abort(caller=caller, generation_id=request.generation_id)
             case _:
                 raise InvalidRequestError.of("target", "one of request_id and generation_id must be set")
         if generation is None:
@@ -114,8 +127,15 @@ class GenerationHandlers:
             raise
 
     async def _accepted(self, request: GenerationMessage, context: Context) -> Generation:
-        priority, session = priority_of(context), session_of(context)
-        decoded = await off_loop_if_large(request, decode_generation, request, caller=CALLER, priority=priority)
+        caller, priority, session = self._access.caller_of(context), priority_of(context), session_of(context)
+        self._limits.check_options(request.options)
+        bounds = {
+            "max_prompt_tokens": self._limits.prompt_tokens_of(caller),
+            "deadline_seconds": context.time_remaining(),
+        }
+        decoded = await off_loop_if_large(
+            request, decode_generation, request, caller=caller.name, priority=priority, **bounds
+        )
         self._live.require_open()
         generation = await self._engine.generate(within_session(decoded, session))
         operation = "chat" if request.HasField("chat") else "text_completion"

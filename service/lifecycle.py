@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import EngineError
 from engine.execution.engine import Engine
-from service.address import Address, AddressError, BindError, require_bindable
+from service.listening import checked_entrance
 from service.stopping import StartError
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ async def run_server(
     Raises:
         StartError: nothing could be served.
     """
-    address = checked_address(settings)
+    entrance = checked_entrance(settings)
     prepare_state_dir(settings)
     engine = engine_class(settings.engine_settings())
     loading = asyncio.ensure_future(engine.start())
     await asyncio.sleep(0)  # the engine's threads start here
     from service.serving import serve_engine  # takes a while, in which weights are read
 
-    await serve_engine(engine, loading, settings, signals, address)
+    await serve_engine(engine, loading, settings, signals, entrance)
 
 
 def engine_class_of(settings: ServerSettings) -> Callable[[EngineSettings], Engine]:
@@ -58,23 +58,6 @@ def scripted_engine(script_file: Path, settings: EngineSettings) -> Engine:
     except EngineError as error:
         raise StartError(str(error)) from None
     return engine
-
-
-def checked_address(settings: ServerSettings) -> Address:
-    """The address to listen on; one that others can reach needs consent, since traffic is not encrypted."""
-    try:
-        address = Address.parse(settings.listen)
-    except AddressError as error:
-        raise StartError(f"--listen: {error}") from None
-    if not (address.is_loopback or settings.insecure):
-        raise StartError(
-            f"--listen: {address} can be reached from outside without encryption; allow it with --insecure"
-        )
-    try:
-        require_bindable(address)
-    except BindError as error:
-        raise StartError(str(error)) from None
-    return address
 
 
 def prepare_state_dir(settings: ServerSettings) -> None:

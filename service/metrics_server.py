@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from service.address import Address, BindError, require_bindable
+from service.address import Address, BindError
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -21,12 +21,12 @@ class MetricsServer:
         Raises:
             BindError: the address cannot be listened on.
         """
-        require_bindable(address)
+        address.require_bindable()
         try:
             self._server, self._thread = start_http_server(address.port, address.host, registry)
         except OSError as error:
             raise BindError(f"cannot listen on {address}: {error.strerror}") from None
-        self.address = address.with_port(self._server.server_port)
+        self.address = address.bound(self._server.server_port)
 
     def close(self) -> None:
         """Stop listening."""

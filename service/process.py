@@ -10,14 +10,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from service.configuration import SettingsError, load_settings
 from service.lifecycle import engine_class_of, run_server
 from service.logs import configure_logging
-from service.settings import ServerSettings, SettingsError, load_settings
 from service.stopping import Signals, StartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    from service.settings import ServerSettings
 
 # Threads of the engine, which have nothing left to do once it has stopped.
 ENGINE_THREADS: Final = "mlx-"

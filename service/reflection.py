@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import ServiceDescriptor
     from google.protobuf.descriptor_pool import DescriptorPool
 
+    from service.gate import Gate
     from service.rpc import Context
 
 ALPHA_PACKAGE: Final = "grpc.reflection.v1alpha"
@@ -28,7 +29,7 @@ SERVICE: Final = "ServerReflection"
 ALPHA_SERVICE: Final = cast("ServiceDescriptor", reflection_pb2.DESCRIPTOR.services_by_name[SERVICE])
 
 
-def reflection_handlers(service_names: Iterable[str]) -> tuple[grpc.GenericRpcHandler, ...]:
+def reflection_handlers(service_names: Iterable[str], gate: Gate) -> tuple[grpc.GenericRpcHandler, ...]:
     """Describe `service_names`, and reflection itself, in both versions."""
     own_names = tuple(f"{package}.{SERVICE}" for package in (PACKAGE, ALPHA_PACKAGE))
     servicer: Any = reflection.aio.ReflectionServicer((*service_names, *own_names), pool=_pool())
@@ -37,7 +38,7 @@ def reflection_handlers(service_names: Iterable[str]) -> tuple[grpc.GenericRpcHa
         async for answer in servicer.ServerReflectionInfo(requests, context):
             await context.write(answer)
 
-    return tuple(service_handler(ALPHA_SERVICE, {"ServerReflectionInfo": info}, name=name) for name in own_names)
+    return tuple(service_handler(ALPHA_SERVICE, {"ServerReflectionInfo": info}, gate, name=name) for name in own_names)
 
 
 def _pool() -> DescriptorPool:

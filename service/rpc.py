@@ -14,13 +14,15 @@ import grpc
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
 
-from engine.contracts.errors import UnsupportedOptionError
+from engine.contracts.errors import EngineError, UnsupportedOptionError
 from service.errors import MalformedMessageError, MessageTooLargeError, abort, presentable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+
+    from service.gate import Gate
 
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
     # A unary RPC returns its answer; a streaming one writes to the context and returns None.
@@ -30,17 +32,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 # Converting one megabyte can take the better part of a second, and every stream and probe waits for the loop.
 INLINE_BYTES: Final = 64 * 1024
 
 
 def service_handler(
-    descriptor: ServiceDescriptor, handlers: Mapping[str, Handler], *, name: str = ""
+    descriptor: ServiceDescriptor, handlers: Mapping[str, Handler], gate: Gate, *, name: str = ""
 ) -> grpc.GenericRpcHandler:
     """Serve every method of `descriptor`, under `name` if it differs; those without a handler are UNIMPLEMENTED."""
-    methods = {method.name: _method_handler(method, handlers) for method in descriptor.methods}
-    return grpc.method_handlers_generic_handler(name or descriptor.full_name, methods)
+    return _Service(name or descriptor.full_name, descriptor, handlers, gate)
 
 
 async def off_loop_if_large(message: Message, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -50,51 +50,90 @@ async def off_loop_if_large(message: Message, function: Callable[..., T], *argum
     return await asyncio.to_thread(function, *arguments, **named)
 
 
+class _Service(grpc.GenericRpcHandler):
+    """The methods of one service, behind its gate."""
+
+    def __init__(self, name: str, descriptor: ServiceDescriptor, handlers: Mapping[str, Handler], gate: Gate) -> None:
+        self._name = name
+        self._gate = gate
+        self._methods = {
+            f"/{name}/{method.name}": _method_handler(
+                method, handlers.get(method.name) or _unsupported(method.full_name), gate
+            )
+            for method in descriptor.methods
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of a method that is ours; one that refuses, and reads nothing, if the gate says so."""
+        handler = self._methods.get(handler_call_details.method)
+        if handler is None:
+            return None
+        try:
+            self._gate.require(handler_call_details, self._name)
+        except Exception as error:
+            return _refusing(presentable(error, None))
+        return handler
+
+
 class UnknownMethods(grpc.GenericRpcHandler):
     """The last resort: whatever no service has is refused by name. Add it after all services."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """Refuse the method, whatever it streams: on the wire all kinds begin alike."""
+        """Refuse the method."""
         name = handler_call_details.method.removeprefix("/").replace("/", ".")
-
-        async def refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
-            await abort(context, UnsupportedOptionError(name, "this server has no such method"))
-
-        handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
-        return handler
+        return _refusing(UnsupportedOptionError(name, "this server has no such method"))
 
 
-def _method_handler(method: MethodDescriptor, handlers: Mapping[str, Handler]) -> grpc.RpcMethodHandler[Any, Any]:
-    raw = _guarded(method, handlers.get(method.name) or _unsupported(method.full_name))
+def _refusing(error: EngineError) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler that ends any call with `error` before its message is read: on the wire all kinds begin alike."""
+
+    async def refuse(_requests: AsyncIterator[bytes], context: Context) -> None:
+        await abort(context, presentable(error, None))
+
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
+    return handler
+
+
+def _method_handler(method: MethodDescriptor, handler: Handler, gate: Gate) -> grpc.RpcMethodHandler[Any, Any]:
+    raw = _guarded(method, handler, gate)
     build: Any = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[method.client_streaming, method.server_streaming]
-    handler: grpc.RpcMethodHandler[Any, Any] = build(raw, response_serializer=_serialize)
-    return handler
+    built: grpc.RpcMethodHandler[Any, Any] = build(raw, response_serializer=_serialize)
+    return built
 
 
-def _guarded(method: MethodDescriptor, handler: Handler) -> RawHandler:
-    """Around one handler: nothing leaves it but an answer, a status with details, or a cancellation."""
+def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandler:
+    """Around one handler, inside the gate: out come an answer, a status with details, or its caller's cancellation."""
     request_class = message_factory.GetMessageClass(method.input_type)
 
     async def call(raw: Any, context: Context) -> Message | None:
         request = None
         try:
-            if method.client_streaming:
-                return await handler(_parse_each(request_class, raw), context)
-            request = _parse(request_class, raw)
-            answer = await handler(request, context)
-            if answer is not None:
-                _require_sendable(answer)
-            return answer
-        except (asyncio.CancelledError, grpc.aio.AbortError):
+            with gate.inside(method.name, context):
+                if method.client_streaming:
+                    return await handler(_parse_each(request_class, raw), context)
+                request = _parse(request_class, raw)
+                answer = await handler(request, context)
+                if answer is not None:
+                    _require_sendable(answer, gate.max_answer_bytes)
+                return answer
+        except grpc.aio.AbortError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             await abort(context, presentable(error, request))
 
     return call
+
+
+def _is_cancelled() -> bool:
+    """Whether the call itself is cancelled. A cancellation from elsewhere, let out, would leave its caller hanging."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def _parse_each(request_class: type[Message], raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
@@ -109,10 +148,10 @@ def _parse(request_class: type[Message], request_bytes: bytes) -> Message:
         raise MalformedMessageError(request_class.DESCRIPTOR.full_name) from None
 
 
-def _require_sendable(answer: Message) -> None:
+def _require_sendable(answer: Message, limit_bytes: int) -> None:
     size_bytes = answer.ByteSize()
-    if size_bytes > MAX_MESSAGE_BYTES:
-        raise MessageTooLargeError(message_bytes=size_bytes, limit_bytes=MAX_MESSAGE_BYTES)
+    if size_bytes > limit_bytes:
+        raise MessageTooLargeError(message_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
 def _serialize(message: Message) -> bytes:

@@ -1,78 +1,86 @@
-"""Assembles the gRPC server: services, health, reflection, limits. Binding is apart, since it comes first."""
+"""Assembles the gRPC server: services, each behind its gate, health, reflection, limits. Binding comes first."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
-from service.address import Address, BindError, require_bindable
+from service.address import BindError
 from service.admin import AdminHandlers
+from service.callers import Permission
+from service.channelz import CHANNELZ_SERVICE, channelz_handlers
+from service.gate import Gate
 from service.generation import GenerationHandlers
 from service.health import HEALTH_SERVICE
 from service.models import ModelHandlers
+from service.offer import ADMIN_SERVICE, GENERATION_SERVICE, MODEL_SERVICE
 from service.orca import LoadReports
 from service.reflection import reflection_handlers
-from service.rpc import MAX_MESSAGE_BYTES, UnknownMethods, service_handler
+from service.rpc import UnknownMethods, service_handler
+from service.streams import Streams
 from service.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from engine.execution.engine import Engine
     from service.health import Health
+    from service.listening import ListenAddress
     from service.live import LiveGenerations
+    from service.offer import Offer
+    from service.tls import Tls
 
-GENERATION_SERVICE: Final = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
-MODEL_SERVICE: Final = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
-ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
-SERVICE_NAMES: Final = tuple(service.full_name for service in (GENERATION_SERVICE, MODEL_SERVICE, ADMIN_SERVICE))
-
-# Long prompts are silent for minutes: callers may ping as they like, and we ask whether they are still there.
-CHANNEL_OPTIONS: Final = (
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 30_000),
-)
+# Abort must be possible for whoever has too many calls.
+UNCOUNTED: Final = frozenset({"Abort"})
 
 
 def build_server(
-    engine: Engine, live: LiveGenerations, health: Health, telemetry: Telemetry | None = None
+    engine: Engine, live: LiveGenerations, health: Health, offer: Offer, telemetry: Telemetry | None = None
 ) -> grpc.aio.Server:
-    """A server with every service, bound to nothing yet. `telemetry` is made here unless it is needed elsewhere too."""
+    """A server with every service of `offer`, bound to nothing yet. What is not offered is an unknown method.
+
+    `telemetry` is made here unless it is needed elsewhere too.
+    """
     telemetry = telemetry or Telemetry(engine)
     live.observe(telemetry.ended)
     reports = LoadReports(engine, telemetry.meter, health)
-    generation = GenerationHandlers(engine, live, telemetry.metrics).by_name()
-    admin = AdminHandlers(engine, live, health, telemetry.meter).by_name()
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    server.add_generic_rpc_handlers(
-        (
-            service_handler(GENERATION_SERVICE, telemetry.counted(GENERATION_SERVICE, generation, reports.trailer)),
-            service_handler(MODEL_SERVICE, telemetry.counted(MODEL_SERVICE, ModelHandlers(engine).by_name())),
-            service_handler(ADMIN_SERVICE, telemetry.counted(ADMIN_SERVICE, admin)),
-            service_handler(reports.service, reports.by_name()),
-            service_handler(HEALTH_SERVICE, health.by_name()),
-            *reflection_handlers((*SERVICE_NAMES, HEALTH_SERVICE.full_name)),
-            UnknownMethods(),
-        )
-    )
+    generation = GenerationHandlers(engine, live, offer.access, offer.limits, telemetry.metrics).by_name()
+    gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_message_bytes)
+    applications = gate(permission=Permission.APPLICATION, streams=Streams(offer.limits), uncounted=UNCOUNTED)
+    operators, everybody = gate(permission=Permission.ADMIN), gate(permission=None)
+    counted = telemetry.counted
+    server = grpc.aio.server(options=offer.channel_options())
+    handlers = [
+        service_handler(GENERATION_SERVICE, counted(GENERATION_SERVICE, generation, reports.trailer), applications),
+        service_handler(MODEL_SERVICE, counted(MODEL_SERVICE, ModelHandlers(engine).by_name()), applications),
+        service_handler(HEALTH_SERVICE, health.by_name(), everybody),
+        service_handler(reports.service, reports.by_name(), everybody),
+    ]
+    if offer.admin:
+        admin = AdminHandlers(engine, live, health, telemetry.meter).by_name()
+        handlers.append(service_handler(ADMIN_SERVICE, counted(ADMIN_SERVICE, admin), operators))
+    if offer.channelz:
+        handlers.append(service_handler(CHANNELZ_SERVICE, channelz_handlers(), operators))
+    if offer.reflection:
+        handlers += reflection_handlers((*offer.service_names, HEALTH_SERVICE.full_name), everybody)
+    server.add_generic_rpc_handlers((*handlers, UnknownMethods()))
     return server
 
 
-def bind(server: grpc.aio.Server, address: Address) -> Address:
-    """Bind `server` and return the address with its real port.
+def bind(server: grpc.aio.Server, address: ListenAddress, tls: Tls | None = None) -> ListenAddress:
+    """Bind `server`, with `tls` if it is given, and return the address with its real port.
 
     Raises:
         BindError: the address is in use, is not ours, or has no such host.
     """
-    require_bindable(address)
+    address.require_bindable()
     try:
-        port = server.add_insecure_port(str(address))
-    except RuntimeError:
+        with address.binding():
+            port = (
+                server.add_insecure_port(str(address))
+                if tls is None
+                else server.add_secure_port(str(address), tls.credentials())
+            )
+    except (RuntimeError, OSError):
         raise BindError(f"cannot listen on {address}") from None
-    return address.with_port(port)
+    return address.bound(port)

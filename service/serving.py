@@ -17,8 +17,9 @@ from service.address import Address, AddressError, BindError
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
 from service.metrics_server import MetricsServer
+from service.offer import offer_of, tell_entrance
 from service.pulse import beat
-from service.server import SERVICE_NAMES, bind, build_server
+from service.server import bind, build_server
 from service.stopping import StartError
 from service.telemetry import Telemetry
 from service.tracing import open_tracing
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from engine.contracts.model import ModelInfo
     from engine.execution.engine import Engine
+    from service.listening import Entrance, ListenAddress
     from service.settings import ServerSettings
     from service.stopping import Signals
 
@@ -42,27 +44,29 @@ CLOSE_SECONDS: Final = 0.5
 
 
 async def serve_engine(
-    engine: Engine, loading: asyncio.Future[ModelInfo], settings: ServerSettings, signals: Signals, address: Address
+    engine: Engine, loading: asyncio.Future[ModelInfo], settings: ServerSettings, signals: Signals, entrance: Entrance
 ) -> None:
-    """Serve `engine`, whose model is `loading`, at `address` until `signals` ask to stop.
+    """Serve `engine`, whose model is `loading`, at `entrance` until `signals` ask to stop.
 
     Raises:
         StartError: nothing could be served.
     """
-    live, health = LiveGenerations(), Health(SERVICE_NAMES)
+    offer = offer_of(settings, entrance)
+    live, health = LiveGenerations(), Health(offer.service_names)
     try:
         telemetry = Telemetry(engine, open_tracing(settings.otlp_endpoint))
     except StartError:
         loading.cancel()
         await engine.stop()
         raise
-    server = build_server(engine, live, health, telemetry)
+    server = build_server(engine, live, health, offer, telemetry)
     pulse = asyncio.ensure_future(beat(telemetry.meter, telemetry.metrics))
     metrics_server: MetricsServer | None = None
     try:
-        address = bind(server, address)
+        address = bind(server, entrance.address, entrance.tls)
         metrics_server = served_metrics(settings, telemetry)
         await server.start()
+        tell_entrance(address, entrance, offer)
         model = await before(signals.first, loaded(loading))
         if model is None:
             logger.info("stopped before the model was loaded")
@@ -123,7 +127,7 @@ def warn_of_small_state(settings: ServerSettings, model: ModelInfo) -> None:
 
 
 async def serve(
-    engine: Engine, health: Health, signals: Signals, *, stall_seconds: float, model: ModelInfo, at: Address
+    engine: Engine, health: Health, signals: Signals, *, stall_seconds: float, model: ModelInfo, at: ListenAddress
 ) -> None:
     """Announce the server and keep its health true until it is asked to stop."""
     follower = asyncio.ensure_future(follow_engine(engine, health, stall_seconds=stall_seconds))

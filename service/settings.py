@@ -1,37 +1,26 @@
-"""The one configuration object of a server. Flags come first, then MLX_STREAM_* variables, the file, the defaults.
+"""The one configuration object of a server: every setting with its type, its range and its default.
 
-Unknown keys are errors wherever they stand, so that a setting is never believed to be in force when it is not.
+Where values come from is the business of `service.configuration`. Nothing secret is a setting: tokens and keys are
+named by their files.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Final, Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.contracts.adapters import ID_RULE, is_adapter_id
 from engine.contracts.kv_scheme import parse_kv_wish
+from engine.contracts.options import MAX_STOP_SEQUENCES
 from engine.execution.resident import EngineSettings
+from service import limits
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-ENVIRONMENT_PREFIX: Final = "MLX_STREAM_"
-MAX_FILE_BYTES: Final = 1024 * 1024
 MLX_ENGINE: Final = "mlx"
 SCRIPT_PREFIX: Final = "script:"
-# Variables of this family that belong to the command line rather than to the server.
-FOREIGN_VARIABLES: Final = frozenset({"MLX_STREAM_CONFIG"})
-
-
-class SettingsError(Exception):
-    """The configuration cannot be used; the message names the setting."""
 
 
 class ServerSettings(BaseModel):
@@ -44,6 +33,23 @@ class ServerSettings(BaseModel):
     listen: str = "127.0.0.1:50051"
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("mlx-stream"))
     insecure: bool = False
+    unix_socket_mode: str | None = Field(default=None, pattern="^0?[0-7]{3}$")
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    tokens_file: Path | None = None
+    admin: bool | None = None
+    reflection: bool | None = None
+    channelz: bool = False
+    max_message_bytes: int = Field(default=limits.MAX_MESSAGE_BYTES, ge=1024, le=2**31 - 1)
+    max_metadata_bytes: int = Field(default=limits.MAX_METADATA_BYTES, ge=1024, le=1024 * 1024)
+    max_streams: int = Field(default=limits.MAX_STREAMS, ge=1, le=1_000_000)
+    max_streams_per_caller: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_prompt_tokens: int | None = Field(default=None, ge=1)
+    max_stop_sequences: int = Field(default=MAX_STOP_SEQUENCES, ge=0, le=MAX_STOP_SEQUENCES)
+    max_constraint_bytes: int = Field(default=limits.MAX_CONSTRAINT_BYTES, ge=0)
+    max_queue_seconds: float | None = Field(default=None, gt=0, le=86_400, allow_inf_nan=False)
+    keepalive_seconds: float = Field(default=60.0, ge=1, le=86_400, allow_inf_nan=False)
     device: Literal["auto", "cpu", "metal", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     blas: str = "auto"
@@ -80,6 +86,7 @@ class ServerSettings(BaseModel):
             dtype=_unless_auto(self.dtype),
             blas=_unless_auto(self.blas),
             max_queue=self.max_queue,
+            max_queue_seconds=self.max_queue_seconds,
             max_rows=self.max_rows,
             prefill_step_tokens=self.prefill_step_tokens,
             state_bytes=self.state_bytes,
@@ -91,6 +98,50 @@ class ServerSettings(BaseModel):
             adapters=self.adapters,
             adapters_dir=self.adapters_dir,
         )
+
+    def request_limits(self) -> limits.RequestLimits:
+        """The part that bounds what one caller may ask for."""
+        return limits.RequestLimits(
+            max_message_bytes=self.max_message_bytes,
+            max_metadata_bytes=self.max_metadata_bytes,
+            max_streams=self.max_streams,
+            max_streams_per_caller=self.max_streams_per_caller,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_stop_sequences=self.max_stop_sequences,
+            max_constraint_bytes=self.max_constraint_bytes,
+        )
+
+    @property
+    def unix_mode(self) -> int:
+        """Permissions of a Unix socket."""
+        return int(self.unix_socket_mode or "600", 8)
+
+    @field_validator("unix_socket_mode")
+    @classmethod
+    def _needs_socket(cls, mode: str | None, others: ValidationInfo) -> str | None:
+        if mode is not None and not str(others.data.get("listen", "unix:")).startswith("unix:"):
+            raise PydanticCustomError("no_socket", "has no meaning unless listen is unix:PATH")
+        return mode
+
+    @field_validator("tls_cert")
+    @classmethod
+    def _contradicts_insecure(cls, path: Path | None, others: ValidationInfo) -> Path | None:
+        if path is not None and others.data.get("insecure"):
+            raise PydanticCustomError("insecure", "contradicts insecure")
+        return path
+
+    @field_validator("tls_key", "tls_client_ca")
+    @classmethod
+    def _needs_certificate(cls, path: Path | None, others: ValidationInfo) -> Path | None:
+        if path is not None and others.data.get("tls_cert", path) is None:
+            raise PydanticCustomError("no_certificate", "needs tls_cert")
+        return path
+
+    @model_validator(mode="after")
+    def _has_both_halves(self) -> ServerSettings:
+        if self.tls_cert is not None and self.tls_key is None:
+            raise PydanticCustomError("no_key", "tls_cert needs tls_key")
+        return self
 
     @field_validator("adapters", mode="before")
     @classmethod
@@ -153,67 +204,5 @@ class ServerSettings(BaseModel):
         return limit
 
 
-def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerSettings:
-    """Build the configuration; `flags` holds what was given on the command line, by field name.
-
-    Raises:
-        SettingsError: a key is unknown, a value is out of range, or the file cannot be read.
-    """
-    _refuse_unknown_variables()
-    file_values = _read_file(config_file) if config_file is not None else {}
-    try:
-        return ServerSettings(**{**file_values, **_read_variables(), **flags})
-    except ValidationError as error:
-        raise SettingsError("; ".join(_describe(dict(one), flags) for one in error.errors())) from None
-
-
 def _unless_auto(value: str) -> str | None:
     return None if value == "auto" else value
-
-
-def _refuse_unknown_variables() -> None:
-    known = {ENVIRONMENT_PREFIX + name.upper() for name in ServerSettings.model_fields} | FOREIGN_VARIABLES
-    unknown = sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
-    if unknown:
-        raise SettingsError(f"{', '.join(unknown)}: no such setting")
-
-
-def _read_variables() -> dict[str, str]:
-    """Values by field name; an empty variable counts as unset."""
-    found = {name: os.environ.get(ENVIRONMENT_PREFIX + name.upper(), "") for name in ServerSettings.model_fields}
-    return {name: value for name, value in found.items() if value}
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(_read_regular(path).decode("utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not TOML: {error}") from None
-
-
-def _read_regular(path: Path) -> bytes:
-    """The bytes of a small file. Devices and pipes are not opened: they may never end, or never begin."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise SettingsError(f"{path}: not a regular file")
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise SettingsError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-    return content
-
-
-def _describe(error: dict[str, Any], flags: Mapping[str, Any]) -> str:
-    name = _name_where_it_was_set(".".join(str(part) for part in error["loc"]), flags)
-    if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting"
-    if error["type"] == "missing":
-        return f"{name}: must be given"
-    return f"{name}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _name_where_it_was_set(name: str, flags: Mapping[str, Any]) -> str:
-    """The variable's name if the value came from one, else the setting's own, as flags and the file have it."""
-    variable = ENVIRONMENT_PREFIX + name.upper()
-    return variable if name not in flags and os.environ.get(variable) else name

@@ -4,11 +4,13 @@
     ├── ConfigurationError           a setting of the operator that cannot be honoured on this machine
     ├── InvalidRequestError          a field out of range or an impossible combination
     │   ├── PromptTooLongError       prompt (or prompt + forced output) beyond the context
+    │   │   └── PromptOverLimitError beyond what the operator allows
     │   └── ChatTemplateError        the template is missing, raised, or ran past its bounds
     ├── UnsupportedOptionError       a known option that this build or graph cannot honour
     ├── NotFoundError                a model, adapter or generation that is not there
     ├── DuplicateRequestError        the request id is live already
     ├── OverloadedError              a bounded resource is full; carries numbers and a pushback
+    │   └── QueueTimeError           nobody left in time to make room
     ├── InsufficientMemoryError      one request's state could never fit; carries numbers
     ├── UnavailableError             loading, draining, stopped: try again later
     ├── EngineFailedError            the engine thread died; everything in flight is lost
@@ -30,6 +32,7 @@ and hold no prompt text, no exception text of a library and no path.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -97,14 +100,17 @@ class PromptTooLongError(InvalidRequestError):
     def __init__(self, *, prompt_tokens: int, context_length: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.context_length = context_length
-        super().__init__(
-            [
-                FieldViolation(
-                    "prompt",
-                    f"{prompt_tokens} tokens leave no room for output in a context of {context_length} tokens",
-                )
-            ]
-        )
+        super().__init__([FieldViolation("prompt", self._described())])
+
+    def _described(self) -> str:
+        return f"{self.prompt_tokens} tokens leave no room for output in a context of {self.context_length} tokens"
+
+
+class PromptOverLimitError(PromptTooLongError):
+    """The prompt has more tokens than the operator allows this caller: `context_length` is that bound."""
+
+    def _described(self) -> str:
+        return f"at most {self.context_length} tokens are allowed here, got {self.prompt_tokens}"
 
 
 class ChatTemplateError(InvalidRequestError):
@@ -164,6 +170,16 @@ class OverloadedError(EngineError):
         self.used = used
         self.retry_after_seconds = retry_after_seconds
         super().__init__(f"{resource} is full: {used} of {limit}; retry after {retry_after_seconds:g} s")
+
+
+class QueueTimeError(OverloadedError):
+    """The generation has waited in the queue for as long as any may. Units: whole seconds, rounded up."""
+
+    def __init__(self, *, limit_seconds: float, retry_after_seconds: float) -> None:
+        whole_seconds = math.ceil(limit_seconds)
+        super().__init__(
+            "the time in the queue", limit=whole_seconds, used=whole_seconds, retry_after_seconds=retry_after_seconds
+        )
 
 
 class InsufficientMemoryError(EngineError):

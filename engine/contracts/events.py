@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 class GenerationRequest:
     """One call. `caller` scopes `request_id`; an empty `request_id` is minted. `model` "" means the served one.
 
-    A higher `priority` leaves the queue and is prefilled earlier; equals keep their order of arrival.
+    A higher `priority` leaves the queue and is prefilled earlier. Of equals who wait, those whose `deadline_seconds`
+    (what was left of the call's time when it arrived) end soon go before those who have time.
+    `max_prompt_tokens` is a bound on the prompt, within the model's context.
     `draft_blocks` asks for the canvases that are still being revised.
     """
 
@@ -32,6 +34,8 @@ class GenerationRequest:
     caller: str = ""
     priority: int = 0
     draft_blocks: bool = False
+    max_prompt_tokens: int | None = None
+    deadline_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

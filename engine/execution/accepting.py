@@ -110,9 +110,16 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     """
     _refuse_what_the_method_lacks(resident, request)
     geometry = resident.info.geometry
-    refuse_hopeless_prompt(request.prompt, resident.text.tokenizer, geometry.context_length)
+    bound, context_length = request.max_prompt_tokens, geometry.context_length
+    refuse_hopeless_prompt(request.prompt, resident.text.tokenizer, context_length, bound)
     field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
-    check_prompt(prompt_ids, vocab_size=geometry.vocab_size, context_length=geometry.context_length, field=field)
+    check_prompt(
+        prompt_ids,
+        vocab_size=geometry.vocab_size,
+        context_length=context_length,
+        field=field,
+        max_prompt_tokens=bound,
+    )
     options = _resolved(resident, request.options, len(prompt_ids))
     composition = resident.info.composition  # exact rows need cuts of the prompt that company does not change
     chunk_is_exact = request.options.prefill_chunk_size is not None or composition.row_tile_tokens is not None

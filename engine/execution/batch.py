@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from engine.contracts.errors import EngineFailedError, GenerationFailedError
+from engine.contracts.errors import EngineFailedError, GenerationFailedError, QueueTimeError
 from engine.contracts.events import TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.execution.job import Job
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STEP_SECONDS_DECAY: Final = 0.95
+QUEUE_RETRY_SECONDS: Final = 1.0
 
 Told = list[tuple["Mailbox", "GenerationEvent"]]
 
@@ -116,7 +117,7 @@ class Batch:
         self.step_seconds = max(self._clock() - started, STEP_SECONDS_DECAY * self.step_seconds)
 
     def _step_on(self) -> None:
-        self._tell(self._drop_aborted())
+        self._tell([*self._drop_aborted(), *self._drop_overdue()])
         self._keep_prompts_given_up()
         self._tell(self._admit())
         before, self._step = self._step, None
@@ -151,6 +152,17 @@ class Batch:
             text, finished = job.row.aborted()
             self._leave(job, keep=job not in self._suspects)
             told += _events(job, [TokensGenerated((), text)] if text else [], finished)
+        return told
+
+    def _drop_overdue(self) -> Told:
+        """Refuse whoever has waited for a row as long as anybody may."""
+        now = self._clock()
+        told: Told = []
+        for job in [job for job in self._jobs.waiting if job.waits_too_long(now)]:
+            limit_seconds = job.max_queue_seconds or 0.0
+            told += self._fail(
+                job, QueueTimeError(limit_seconds=limit_seconds, retry_after_seconds=QUEUE_RETRY_SECONDS)
+            )
         return told
 
     def _admit(self) -> Told:

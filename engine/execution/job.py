@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.rows import JobRow
     from engine.execution.scheduler import Limits
+
+PATIENCE_SECONDS: Final = 60.0
 
 
 class Pending(Protocol):
@@ -73,6 +76,8 @@ class Stepper(Protocol):
 class Job:
     """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`.
 
+    `submitted_at` is a time of the engine's clock; from then on its caller has `deadline_seconds` (None: for ever), and
+    it may wait `max_queue_seconds` for a row (None: for ever).
     `predicted_bytes` and `context_tokens` are of the row at its longest, `unit_tokens` of its widest unit.
     """
 
@@ -81,10 +86,23 @@ class Job:
     started: GenerationStarted
     caller: str = ""
     priority: int = 0
+    submitted_at: float = 0.0
+    deadline_seconds: float | None = None
+    max_queue_seconds: float | None = None
     predicted_bytes: int = 0
     context_tokens: int = 1
     unit_tokens: int = 1
     prefix: PrefixUse | None = None
+
+    @property
+    def due_at(self) -> float:
+        """When its turn ends: at its deadline, or when it has waited long, lest a flow of hasty calls starve it."""
+        left_seconds = math.inf if self.deadline_seconds is None else self.deadline_seconds
+        return self.submitted_at + min(PATIENCE_SECONDS, left_seconds)
+
+    def waits_too_long(self, now: float) -> bool:
+        """Whether it has waited for a row for as long as it may."""
+        return self.max_queue_seconds is not None and now - self.submitted_at >= self.max_queue_seconds
 
     @property
     def is_prefilling(self) -> bool:

@@ -54,6 +54,7 @@ class EngineSettings:
     all rows together; None bounds it, with the workspace of their steps, by what is free beside the weights.
     `row_tile_tokens` makes a row's bits independent of its neighbours, at the price that decision 0002 states; None
     shares products freely.
+    `max_queue_seconds` bounds how long a generation may wait for a row; None: as long as its caller does.
     `prefix_cache_bytes` bounds the states that are kept for later prompts, within `state_bytes` and only as long as no
     row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
     `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount, and `adapters_dir`
@@ -66,6 +67,7 @@ class EngineSettings:
     dtype: str | None = None
     blas: str | None = None
     max_queue: int = 64
+    max_queue_seconds: float | None = None
     max_rows: int = 32
     prefill_step_tokens: int | None = None
     state_bytes: int | None = None

@@ -1,10 +1,10 @@
 """Who waits, who runs, and who takes part in the next step: a pure policy. Units: tokens and bytes.
 
-Admission: higher priority first, then the caller with the fewest running rows, then order of arrival; a head that does
-not fit into memory yet blocks, so that nobody overtakes it for ever. Prefill: each prompt has a turn, the work that
-had been served when it came plus its own length, and the earliest turn goes first. A short prompt so passes a long one
-at once, equals keep their order, and nobody's turn can be put off. Where rows are computed one at a time, they take
-turns in a circle instead, whatever they do.
+Admission: higher priority first, then the caller with the fewest running rows, then whose time ends first, then order
+of arrival; a head that does not fit into memory yet blocks, so that nobody overtakes it for ever. Prefill: each prompt
+has a turn, the work that had been served when it came plus its own length, and the earliest turn goes first. A short
+prompt so passes a long one at once, equals keep their order, and nobody's turn can be put off. Where rows are computed
+one at a time, they take turns in a circle instead, whatever they do.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ class Schedulable(Protocol):
     @property
     def caller(self) -> str:
         """Whose it is."""
+
+    @property
+    def due_at(self) -> float:
+        """When its turn ends at the latest, on any clock that all share; nobody's may lie infinitely far off."""
 
     @property
     def predicted_bytes(self) -> int:
@@ -226,7 +230,7 @@ class Scheduler(Generic[JobT]):
     def _next_waiting(self, passed: Sequence[_Entry[JobT]]) -> _Entry[JobT]:
         rows_of = Counter(entry.job.caller for entry in self._running)
         left = [entry for entry in self._waiting if entry not in passed]
-        return min(left, key=lambda e: (-e.job.priority, rows_of[e.job.caller], e.arrival))
+        return min(left, key=lambda e: (-e.job.priority, rows_of[e.job.caller], e.job.due_at, e.arrival))
 
 
 def _by_turn(entry: _Entry[JobT]) -> tuple[int, int, int]:

@@ -9,8 +9,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from engine.contracts.errors import InvalidRequestError, OverloadedError, PromptTooLongError, UnavailableError
+from engine.contracts.errors import InvalidRequestError, OverloadedError, UnavailableError
 from engine.contracts.prompt import ChatPrompt, TextPart, TextPrompt
+from engine.generation.planning import check_prompt_length
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,19 +86,22 @@ def check_detokenize(ids: Sequence[int]) -> None:
         raise InvalidRequestError.of("ids", f"at most {MAX_DETOKENIZE_IDS} are allowed, got {len(ids)}")
 
 
-def refuse_hopeless_prompt(prompt: Prompt, tokenizer: Tokenizer, context_length: int) -> None:
+def refuse_hopeless_prompt(
+    prompt: Prompt, tokenizer: Tokenizer, context_length: int, max_prompt_tokens: int | None = None
+) -> None:
     """Refuse a prompt that is far too long after counting only as much of it as it takes to know.
 
     Raises:
         PromptTooLongError: with the tokens that were counted.
     """
-    if _characters(prompt) <= LIKELY_CHARACTERS_PER_TOKEN * context_length:
+    too_many = context_length if max_prompt_tokens is None else min(context_length, max_prompt_tokens + 1)
+    if _characters(prompt) <= LIKELY_CHARACTERS_PER_TOKEN * too_many:
         return
     counted = 0
     for piece in _slices(prompt):
         counted += len(tokenizer.encode(piece, add_special_tokens=False, parse_special_tokens=False))
-        if counted >= context_length:
-            raise PromptTooLongError(prompt_tokens=counted, context_length=context_length)
+        if counted >= too_many:
+            check_prompt_length(counted, context_length=context_length, max_prompt_tokens=max_prompt_tokens)
 
 
 def _characters(prompt: Prompt) -> int:

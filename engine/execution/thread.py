@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.contracts.errors import EngineError, EngineFailedError, OverloadedError, UnavailableError
 from engine.contracts.load import EngineLoad
 from engine.contracts.results import FinishReason
-from engine.execution.batch import Batch, new_correlation_id
+from engine.execution.batch import QUEUE_RETRY_SECONDS, Batch, new_correlation_id
 from engine.execution.errands import Errand, at_once
 from engine.execution.tally import StepTally
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-QUEUE_RETRY_SECONDS = 1.0
 
 
 class EngineThread:

@@ -13,6 +13,7 @@ from engine.contracts.errors import (
     FieldViolation,
     InvalidRequestError,
     NotFoundError,
+    PromptOverLimitError,
     PromptTooLongError,
     UnsupportedOptionError,
 )
@@ -62,12 +63,32 @@ def refuse_for_autoregression(options: GenerateOptions) -> None:
         raise UnsupportedOptionError("options.denoising", NO_CANVAS)
 
 
-def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, context_length: int, field: str) -> None:
+def check_prompt_length(prompt_tokens: int, *, context_length: int, max_prompt_tokens: int | None) -> None:
+    """Check the length of a prompt against the model's context and the operator's bound.
+
+    Raises:
+        PromptOverLimitError: it has more tokens than `max_prompt_tokens`.
+        PromptTooLongError: no room for one new token.
+    """
+    if max_prompt_tokens is not None and prompt_tokens > max_prompt_tokens:
+        raise PromptOverLimitError(prompt_tokens=prompt_tokens, context_length=max_prompt_tokens)
+    if prompt_tokens >= context_length:
+        raise PromptTooLongError(prompt_tokens=prompt_tokens, context_length=context_length)
+
+
+def check_prompt(
+    prompt_ids: Sequence[int],
+    *,
+    vocab_size: int,
+    context_length: int,
+    field: str,
+    max_prompt_tokens: int | None = None,
+) -> None:
     """Check a prompt's ids and length.
 
     Raises:
         InvalidRequestError: no ids, or one outside the vocabulary (the first bad position is named).
-        PromptTooLongError: no room for one new token.
+        PromptTooLongError: no room for one new token, or more than `max_prompt_tokens`.
     """
     if not prompt_ids:
         raise InvalidRequestError.of(field, "the prompt is empty: at least one token is needed")
@@ -76,8 +97,7 @@ def check_prompt(prompt_ids: Sequence[int], *, vocab_size: int, context_length: 
             raise InvalidRequestError.of(
                 f"{field}[{position}]", f"token id {token} is outside the vocabulary of {vocab_size}"
             )
-    if len(prompt_ids) >= context_length:
-        raise PromptTooLongError(prompt_tokens=len(prompt_ids), context_length=context_length)
+    check_prompt_length(len(prompt_ids), context_length=context_length, max_prompt_tokens=max_prompt_tokens)
 
 
 def resolve_options(

@@ -12,6 +12,7 @@ import click
 COMMANDS: Final = MappingProxyType(
     {
         "serve": "Serve a model over gRPC until it is told to stop.",
+        "config": "Check the settings of a server, and show where each comes from.",
         "generate": "Stream one answer into the terminal.",
         "chat": "Talk with a model in the terminal.",
         "top": "Watch a server at work.",

@@ -86,7 +86,7 @@ def inspect_(name: str, as_json: bool) -> None:
 def estimate(name: str, context: int | None, rows: int, **flags: str | None) -> None:
     """Predict the memory that NAME takes on this machine; nothing is loaded."""
     from engine.execution import estimating, state_room  # with the settings, more than the other verbs need
-    from service.settings import SettingsError, load_settings
+    from service.configuration import SettingsError, load_settings
 
     try:
         given = {key: value for key, value in flags.items() if value is not None}

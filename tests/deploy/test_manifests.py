@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.server import GENERATION_SERVICE
+from service.offer import GENERATION_SERVICE
 from service.settings import ServerSettings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

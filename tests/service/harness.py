@@ -14,8 +14,11 @@ from google.rpc import error_details_pb2, status_pb2
 from mlxstream.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
 from service.health import Health
+from service.listening import ListenAddress
 from service.live import LiveGenerations
-from service.server import SERVICE_NAMES, bind, build_server
+from service.offer import Offer
+from service.server import bind, build_server
+from service.tls import Tls
 from tests.service.fake_engine import FakeEngine
 
 CLIENT_OPTIONS = (
@@ -33,7 +36,7 @@ class Serving:
     live: LiveGenerations
     health: Health
     server: grpc.aio.Server
-    address: Address
+    address: ListenAddress
     channel: grpc.aio.Channel
 
     @property
@@ -50,12 +53,20 @@ class Serving:
 
 
 @contextlib.asynccontextmanager
-async def serve(engine: FakeEngine) -> AsyncIterator[Serving]:
-    live, health = LiveGenerations(), Health(SERVICE_NAMES)
-    server = build_server(engine, live, health)
-    address = bind(server, Address(host="127.0.0.1", port=0))
+async def serve(
+    engine: FakeEngine,
+    offer: Offer | None = None,
+    *,
+    at: ListenAddress | None = None,
+    tls: Tls | None = None,
+    credentials: grpc.ChannelCredentials | None = None,
+) -> AsyncIterator[Serving]:
+    offer = offer or Offer()
+    live, health = LiveGenerations(), Health(offer.service_names)
+    server = build_server(engine, live, health, offer)
+    address = bind(server, at or Address(host="127.0.0.1", port=0), tls)
     await server.start()
-    async with grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS) as channel:
+    async with open_channel(address, credentials) as channel:
         try:
             yield Serving(engine, live, health, server, address, channel)
         finally:
@@ -63,6 +74,13 @@ async def serve(engine: FakeEngine) -> AsyncIterator[Serving]:
             await live.wait_idle()
             health.end_watches()
             await server.stop(None)
+
+
+def open_channel(address: ListenAddress, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
+    """A channel with a connection of its own."""
+    if credentials is None:
+        return grpc.aio.insecure_channel(str(address), options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(str(address), credentials, options=CLIENT_OPTIONS)
 
 
 def text_request(text: str = "hi", **fields: Any) -> generation_pb2.GenerateRequest:

@@ -39,8 +39,8 @@ def test_what_is_no_address_is_refused_with_its_text(text: str) -> None:
     ],
 )
 def test_only_loopback_addresses_are_out_of_reach_of_others(text: str, expected: bool) -> None:
-    assert Address.parse(text).is_loopback is expected
+    assert Address.parse(text).is_local is expected
 
 
 def test_a_chosen_port_replaces_the_asked_one() -> None:
-    assert str(Address.parse("[::1]:0").with_port(7)) == "[::1]:7"
+    assert str(Address.parse("[::1]:0").bound(7)) == "[::1]:7"

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
-from mlxstream.v1 import generation_pb2, model_pb2
-from service.rpc import MAX_MESSAGE_BYTES
+from mlxstream.v1 import generation_pb2
+from service.limits import MAX_MESSAGE_BYTES
 from tests.service.harness import Serving, details_of, read_all, reason_of, text_request, violated_fields
 
 CODE = grpc.StatusCode
@@ -287,16 +287,6 @@ async def test_large_metadata_is_refused_and_the_server_goes_on(serving: Serving
     error = await refusal_of(serving, text_request(), metadata=(("x-large", "x" * 100_000),))
     assert error.code() is CODE.RESOURCE_EXHAUSTED
     assert await still_serves(serving)
-
-
-async def test_an_answer_over_the_limit_is_resource_exhausted_with_both_numbers(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("service.rpc.MAX_MESSAGE_BYTES", 10)
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await serving.models.GetModel(model_pb2.GetModelRequest())
-    assert failure.value.code() is CODE.RESOURCE_EXHAUSTED
-    assert reason_of(failure.value) == "MESSAGE_TOO_LARGE"
 
 
 @pytest.mark.parametrize("service", ["GenerationService/Resume"])

@@ -1,7 +1,8 @@
-"""The table from errors to statuses: total, and the same in every phase of a call."""
+"""The table from errors to statuses is total, and what it tells is safe to show and fits. See `test_error_table`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import grpc
@@ -10,18 +11,18 @@ from google.rpc import error_details_pb2
 
 from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
-from engine.contracts.results import FinishReason
-from mlxstream.v1 import error_pb2, generation_pb2, result_pb2
+from mlxstream.v1 import error_pb2
 from service.errors import (
     RULES,
     InternalError,
     MalformedMessageError,
     MessageTooLargeError,
+    PermissionDeniedError,
+    UnauthenticatedError,
     encode_status,
     presentable,
     status_of,
 )
-from tests.service.fake_engine import FakeGeneration
 from tests.service.harness import Serving, details_of, read_all, reason_of, text_request, violated_fields
 
 CODE = grpc.StatusCode
@@ -32,11 +33,13 @@ EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
     (contract.ConfigurationError("blas", "not here"), CODE.FAILED_PRECONDITION),
     (contract.InvalidRequestError.of("options.top_p", "must be from 0 to 1"), CODE.INVALID_ARGUMENT),
     (contract.PromptTooLongError(prompt_tokens=200, context_length=128), CODE.INVALID_ARGUMENT),
+    (contract.PromptOverLimitError(prompt_tokens=200, context_length=100), CODE.INVALID_ARGUMENT),
     (contract.ChatTemplateError("roles must alternate"), CODE.INVALID_ARGUMENT),
     (contract.UnsupportedOptionError("options.hlg", "not yet"), CODE.UNIMPLEMENTED),
     (contract.NotFoundError("model", "other"), CODE.NOT_FOUND),
     (contract.DuplicateRequestError("r-1"), CODE.ALREADY_EXISTS),
     (contract.OverloadedError("queue", limit=64, used=64, retry_after_seconds=1.5), CODE.RESOURCE_EXHAUSTED),
+    (contract.QueueTimeError(limit_seconds=2.5, retry_after_seconds=1.0), CODE.RESOURCE_EXHAUSTED),
     (contract.InsufficientMemoryError(needed_bytes=2**40, budget_bytes=2**30), CODE.RESOURCE_EXHAUSTED),
     (contract.UnavailableError("loading"), CODE.UNAVAILABLE),
     (contract.EngineFailedError("c-1"), CODE.UNAVAILABLE),
@@ -56,6 +59,8 @@ EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
     (contract.GraphContractError("a secret"), CODE.INTERNAL),
     (MalformedMessageError("mlxstream.v1.GenerateRequest"), CODE.INVALID_ARGUMENT),
     (MessageTooLargeError(message_bytes=100, limit_bytes=64), CODE.RESOURCE_EXHAUSTED),
+    (UnauthenticatedError("no token"), CODE.UNAUTHENTICATED),
+    (PermissionDeniedError("mlxstream.v1.AdminService", "admin"), CODE.PERMISSION_DENIED),
     (InternalError("c-3"), CODE.INTERNAL),
 ]
 CONCEALED = (contract.EngineError, contract.GraphContractError)
@@ -90,46 +95,6 @@ def test_every_reason_is_in_the_schema_and_the_schema_has_no_other() -> None:
 def test_rules_name_fields_that_their_errors_have() -> None:
     for error, _ in EXAMPLES:
         assert set(RULES[type(error)].metadata) <= set(vars(error)), type(error)
-
-
-@pytest.mark.parametrize(("error", "status"), EXAMPLES, ids=named)
-async def test_a_refusal_is_a_status_with_details(
-    serving: Serving, error: contract.EngineError, status: grpc.StatusCode
-) -> None:
-    serving.engine.refusal = error
-    responses, stream_error = await read_all(serving.generation.Generate(text_request()))
-    with pytest.raises(grpc.aio.AioRpcError) as unary:
-        await serving.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
-    assert responses == []
-    assert stream_error is not None
-    for failure in (stream_error, unary.value):
-        assert failure.code() is status
-        assert reason_of(failure) == expected_reason(error)
-        assert "secret" not in failure.details()
-
-
-@pytest.mark.parametrize(("error", "status"), EXAMPLES, ids=named)
-async def test_a_failure_after_three_tokens_is_a_finished_and_then_the_status(
-    serving: Serving, error: contract.EngineError, status: grpc.StatusCode
-) -> None:
-    async def fail(generation: FakeGeneration) -> None:
-        generation.start()
-        generation.say("a", "b", "c")
-        generation.end(FinishReason.ERROR, error)
-
-    serving.engine.script = fail
-    responses, failure = await read_all(serving.generation.Generate(text_request()))
-    assert failure is not None
-    assert failure.code() is status
-    finished = responses[-1].finished
-    assert finished.finish_reason == result_pb2.FINISH_REASON_ERROR
-    assert finished.stats.generated_tokens == 3
-    assert error_pb2.ErrorReason.Name(finished.error.reason) == f"ERROR_REASON_{reason_of(failure)}"
-    assert finished.error.message == failure.details()
-    assert finished.error.retryable == (status is CODE.UNAVAILABLE or isinstance(error, contract.OverloadedError))
-    with pytest.raises(grpc.aio.AioRpcError) as unary:
-        await serving.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
-    assert unary.value.code() is status
 
 
 async def test_overload_says_when_to_come_back(serving: Serving) -> None:
@@ -169,6 +134,19 @@ async def test_an_unexpected_exception_shows_a_correlation_id_and_nothing_else(
     assert correlation_id in error.details()
     assert correlation_id in caplog.text
     assert "a secret" in caplog.text
+
+
+async def test_a_cancellation_that_is_not_the_callers_is_an_internal_error_and_leaves_nobody_hanging(
+    serving: Serving,
+) -> None:
+    async def cancelled_elsewhere() -> None:
+        raise asyncio.CancelledError
+
+    serving.engine.acceptance = cancelled_elsewhere
+    _, error = await asyncio.wait_for(read_all(serving.generation.Generate(text_request())), 10)
+    assert error is not None
+    assert error.code() is CODE.INTERNAL
+    assert reason_of(error) == "INTERNAL"
 
 
 def test_what_may_be_shown_is_left_as_it_is() -> None:

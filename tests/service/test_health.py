@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from engine.execution.engine import EngineState
 from service import health as health_module
 from service.health import follow_engine
-from service.server import SERVICE_NAMES
+from service.offer import Offer
 from tests.service.harness import Serving, reason_of
 
 METHODS = sorted(health_pb2.DESCRIPTOR.services_by_name["Health"].methods_by_name)
-NAMES = ("", *SERVICE_NAMES)
+NAMES = ("", *Offer().service_names)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -53,7 +53,7 @@ async def following(serving: Serving) -> AsyncIterator[Any]:
 
 
 def test_readiness_is_told_of_each_service_by_its_full_name() -> None:
-    assert set(SERVICE_NAMES) == {
+    assert set(Offer().service_names) == {
         "mlxstream.v1.GenerationService",
         "mlxstream.v1.ModelService",
         "mlxstream.v1.AdminService",

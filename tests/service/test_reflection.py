@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_reflection.v1alpha import reflection_pb2
 
-from service.server import SERVICE_NAMES
+from service.offer import Offer
 from tests.service.harness import Serving, reason_of
 
 VERSIONS = ["grpc.reflection.v1", "grpc.reflection.v1alpha"]
@@ -53,7 +53,7 @@ async def learn(serving: Serving, version: str, symbol: str) -> descriptor_pool.
 async def test_every_service_is_listed(serving: Serving, version: str) -> None:
     answer = await ask(serving, version, list_services="")
     names = {service.name for service in answer.list_services_response.service}
-    assert names == {*SERVICE_NAMES, "grpc.health.v1.Health", *(f"{one}.ServerReflection" for one in VERSIONS)}
+    assert names == {*Offer().service_names, "grpc.health.v1.Health", *(f"{one}.ServerReflection" for one in VERSIONS)}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -11,7 +11,8 @@ from mlxstream.v1 import generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
 from service.health import Health
 from service.live import LiveGenerations
-from service.server import SERVICE_NAMES, bind, build_server
+from service.offer import Offer
+from service.server import bind, build_server
 from tests.engine import tiny_model
 
 CONTEXT = 4096
@@ -20,10 +21,11 @@ CONTEXT = 4096
 class Whole:
     """A server, its engine, and stubs on one channel."""
 
-    def __init__(self, engine, channel, address):
+    def __init__(self, engine, channel, address, health):
         self.engine = engine
         self.channel = channel
         self.address = address
+        self.health = health
         self.generation = generation_pb2_grpc.GenerationServiceStub(channel)
         self.models = model_pb2_grpc.ModelServiceStub(channel)
 
@@ -33,11 +35,12 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder, state_dir, **changes):
+async def serving(folder, state_dir, *, offer=None, **changes):
     """Serve `folder`; `changes` are engine settings."""
+    offer = offer or Offer()
     engine = Engine(EngineSettings(**({"model": str(folder), "state_dir": state_dir, "device": "cpu"} | changes)))
-    live, health = LiveGenerations(), Health(SERVICE_NAMES)
-    server = build_server(engine, live, health)
+    live, health = LiveGenerations(), Health(offer.service_names)
+    server = build_server(engine, live, health, offer)
     address = bind(server, Address(host="127.0.0.1", port=0))
     await server.start()
     await engine.start()
@@ -45,7 +48,7 @@ async def serving(folder, state_dir, **changes):
     options = (("grpc.use_local_subchannel_pool", 1),)
     try:
         async with grpc.aio.insecure_channel(str(address), options=options) as channel:
-            yield Whole(engine, channel, address)
+            yield Whole(engine, channel, address, health)
     finally:
         health.close()
         await engine.stop()

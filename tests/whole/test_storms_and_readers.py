@@ -6,25 +6,9 @@ import random
 import grpc
 import pytest
 
-from mlxstream.v1 import generation_pb2, options_pb2
-from tests.engine.models.tiny_llama import random_prompt
+from tests.whole.calls import nothing_is_left, request, until
 
 STORM = 500
-
-
-def request(number, *, prompt=8, max_tokens=4000, **options):
-    return generation_pb2.GenerateRequest(
-        tokens={"ids": random_prompt(number, prompt)},
-        options=options_pb2.GenerateOptions(max_tokens=max_tokens, eos_token_ids={"ids": []}, **options),
-    )
-
-
-async def until(condition):
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 async def read(responses):
@@ -37,11 +21,6 @@ async def read(responses):
             finished = response.finished
     assert finished is not None
     return [token.index for token in tokens], [token.token for token in tokens], text
-
-
-def nothing_is_left(whole):
-    pool = whole.engine._thread._batch._stepper._binding.cache_builder._pool
-    return whole.jobs == 0 and not whole.engine._live and pool.nbytes == 0
 
 
 async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(whole):

@@ -18,6 +18,7 @@ class FakeJob:
     output: int = 10
     priority: int = 0
     caller: str = ""
+    due_at: float = 0.0
     predicted_bytes: int = 1
     exact_chunk: int | None = None
     fed: int = 0
@@ -300,3 +301,19 @@ TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40
 def test_with_nothing_to_do_the_plan_is_empty(rows):
     policy = scheduler(max_rows=rows)
     assert (policy.admit(), policy.plan()) == ([], [])
+
+
+def test_of_equals_who_wait_the_one_whose_time_ends_first_goes_first():
+    policy = scheduler(max_rows=1)
+    running = FakeJob(prompt=1, output=5)
+    submit(policy, running)
+    policy.admit()
+    later, soon, urgent = FakeJob(prompt=1, due_at=9.0), FakeJob(prompt=1, due_at=3.0), FakeJob(prompt=1, priority=1)
+    same = FakeJob(prompt=1, due_at=9.0)
+    for job in (later, soon, same, urgent):
+        policy.submit(job)
+    order = []
+    while policy.waiting:
+        policy.remove(policy.running[0])
+        order += policy.admit()
+    assert order == [urgent, soon, later, same]

@@ -52,13 +52,6 @@ def test_what_cannot_be_served_is_one_line_and_not_a_traceback(
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("flag", ["--tls-cert", "--tls-key", "--tls-client-ca", "--tokens-file"])
-def test_a_flag_of_a_later_build_is_refused_by_name(flag: str) -> None:
-    result = CliRunner().invoke(main, ["serve", "--model", "m", flag, "x"])
-    assert result.exit_code == 2
-    assert flag in result.stderr
-
-
 def test_every_setting_has_its_flag_and_every_flag_its_setting() -> None:
     flags = {parameter.name for parameter in serve.params}
     assert flags == set(ServerSettings.model_fields) | {"config_file"}

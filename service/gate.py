@@ -1,0 +1,57 @@
+"""The gate of one service: what a call must show before its message is read, and how many may be inside.
+
+A refusal costs the server no byte of the message: it is given while gRPC looks for the method. Handlers that need to
+know who calls ask `Access.caller_of`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from service.limits import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import grpc
+
+    from service.access import Access
+    from service.callers import Permission
+    from service.streams import Streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Lets in who has `permission`; None opens the service to everybody, as probes need it.
+
+    `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. No answer comes out
+    that is larger than `max_answer_bytes`.
+    """
+
+    access: Access
+    permission: Permission | None
+    streams: Streams | None = None
+    uncounted: frozenset[str] = frozenset()
+    max_answer_bytes: int = MAX_MESSAGE_BYTES
+
+    def require(self, call: grpc.HandlerCallDetails, service: str) -> None:
+        """Refuse a call that cannot be let in to `service`.
+
+        Raises:
+            UnauthenticatedError: nobody knows the caller.
+            PermissionDeniedError: the service is not open to the caller.
+            OverloadedError: too many are inside.
+        """
+        if self.permission is None:
+            return
+        caller = self.access.require(self.permission, call.invocation_metadata or (), service)
+        if self.streams is not None and call.method.rpartition("/")[2] not in self.uncounted:
+            self.streams.require_room(caller)
+
+    def inside(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[None]:
+        """Around one call of `method`; entering it is refused when there are too many by now."""
+        if self.streams is None or method in self.uncounted:
+            return contextlib.nullcontext()
+        return self.streams.counted(self.access.caller_of(context))

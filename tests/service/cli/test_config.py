@@ -1,0 +1,72 @@
+"""`mlx-stream config`: a check without a server, and every value with its source."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from service.cli.main import main
+from service.settings import ServerSettings
+from tests.certificates import Authority
+
+SECRET = "a-token-that-nobody-may-see"
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MLX_STREAM_")]:
+        monkeypatch.delenv(name)
+
+
+def config(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["config", *arguments])
+    return result.exit_code, result.output
+
+
+def test_it_shows_every_setting_and_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_STREAM_MAX_ROWS", "5")
+    status, output = config("--show", "--model", "m")
+    assert status == 0
+    lines = output.splitlines()
+    assert len(lines) == len(ServerSettings.model_fields)
+    assert any(line.startswith('model = "m"') and line.endswith("# flag") for line in lines)
+    assert any(line.startswith("max_rows = 5") and line.endswith("# MLX_STREAM_MAX_ROWS") for line in lines)
+    assert any(line.startswith("# tls_cert =") and line.endswith("# default") for line in lines)
+
+
+def test_tokens_and_keys_are_checked_and_never_shown(authority: Authority, tmp_path: Path) -> None:
+    tokens, leaf = tmp_path / "tokens.toml", authority.issue("config")
+    tokens.write_text(f'[a]\ntoken = "{SECRET}"\n')
+    flags = ("--model", "m", "--listen", "0.0.0.0:1", "--tls-cert", str(leaf.certificate), "--tls-key", str(leaf.key))
+    status, output = config("--show", *flags, "--tokens-file", str(tokens))
+    assert status == 0
+    assert SECRET not in output
+    assert leaf.key.read_text().splitlines()[1] not in output
+    tokens.write_text(f'[a]\ntoken = "{SECRET}"\npermissions = ["root"]\n')
+    status, output = config(*flags, "--tokens-file", str(tokens))
+    assert status == 1
+    assert output.startswith("Error: --tokens-file: tokens.toml: a: permissions must be of")
+    assert SECRET not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ((), "model: must be given"),
+        (("--model", "m", "--listen", "0.0.0.0:1"), "--insecure"),
+        (("--model", "m", "--listen", "nowhere"), "is not HOST:PORT"),
+        (("--model", "m", "--max-rows", "0"), "max_rows"),
+    ],
+)
+def test_what_serve_would_refuse_is_refused_in_one_line(flags: tuple[str, ...], told: str) -> None:
+    status, output = config(*flags)
+    assert status == 1
+    assert told in output
+    assert len(output.splitlines()) == 1
+
+
+def test_a_good_configuration_is_said_to_be_good() -> None:
+    assert config("--model", "m") == (0, "the configuration can be used\n")

@@ -1,0 +1,163 @@
+"""Behind nginx and HAProxy, as `deploy/proxies` configures them: streams stay live, and ends mean what they meant.
+
+Skipped where neither is installed. The proxies' idle limit is cut to a second, so that heartbeats have to beat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.errors import GenerationFailedError
+from engine.contracts.results import FinishReason
+from mlxstream.v1 import delivery_pb2, generation_pb2_grpc, result_pb2
+from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
+from tests.service.harness import CLIENT_OPTIONS, Serving, read_all, reason_of, serve, text_request, violated_fields
+
+FILES = Path(__file__).resolve().parents[2] / "deploy" / "proxies"
+SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+START_SECONDS = 10
+COMMANDS = {
+    "nginx": ("nginx.conf", ("-p", "{folder}", "-c", "{file}", "-g", "daemon off; master_process off; pid nginx.pid;")),
+    "haproxy": ("haproxy.cfg", ("-db", "-f", "{file}")),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def configured(name: str, folder: Path, *, port: int, upstream: str) -> list[str]:
+    """The command that runs the proxy with the shipped configuration, but for addresses and the idle limit."""
+    file_name, arguments = COMMANDS[name]
+    text = (FILES / file_name).read_text()
+    for shipped, ours in (("127.0.0.1:50051", upstream), ("127.0.0.1:50050", f"127.0.0.1:{port}"), ("600s", "1s")):
+        assert shipped in text
+        text = text.replace(shipped, ours)
+    file = folder / file_name
+    file.write_text(text)
+    command = shutil.which(name, path=SEARCH_PATH)
+    assert command is not None
+    return [command, *(one.format(folder=folder, file=file) for one in arguments)]
+
+
+async def until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(params=sorted(COMMANDS))
+async def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Serving]:
+    """A server, and a channel that reaches it through a proxy."""
+    name, port = request.param, free_port()
+    if shutil.which(name, path=SEARCH_PATH) is None:
+        pytest.skip(f"{name} is not installed")
+    async with serve(FakeEngine()) as running:
+        command = configured(name, tmp_path, port=port, upstream=str(running.address))
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)  # noqa: ASYNC220 - starts at once
+        try:
+            await until_open(port, process)
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
+                yield dataclasses.replace(running, channel=channel)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+async def test_each_token_comes_before_the_next_one_is_made(proxied: Serving) -> None:
+    heard = asyncio.Semaphore(0)
+
+    async def one_at_a_time(generation: FakeGeneration) -> None:
+        generation.start()
+        for text in ("a", "b", "c"):
+            await heard.acquire()
+            generation.say(text)
+        await heard.acquire()
+        generation.end()
+
+    proxied.engine.script = one_at_a_time
+    call = generation_pb2_grpc.GenerationServiceStub(proxied.channel).Generate(text_request())
+    events = []
+    for _ in range(5):
+        response = await asyncio.wait_for(call.read(), START_SECONDS)
+        events.append(response.chunk.text or response.WhichOneof("event"))
+        heard.release()
+    assert events == ["started", "a", "b", "c", "finished"]
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_heartbeats_keep_a_long_prompt_alive_beyond_the_proxys_patience(proxied: Serving) -> None:
+    async def long_prompt(generation: FakeGeneration) -> None:
+        generation.start()
+        await asyncio.sleep(2.5)
+        generation.say("late")
+        generation.end()
+
+    proxied.engine.script = long_prompt
+    delivery = {"heartbeat_interval": {"nanos": 300_000_000}}
+    responses, error = await read_all(proxied.generation.Generate(text_request(delivery=delivery)))
+    assert error is None
+    assert sum(response.HasField("heartbeat") for response in responses) >= 4
+    assert "".join(response.chunk.text for response in responses) == "late"
+
+
+async def test_failures_keep_their_details_before_and_after_tokens(proxied: Serving) -> None:
+    _, refused = await read_all(proxied.generation.Generate(text_request(options={"temperature": -1.0})))
+    assert refused is not None
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert violated_fields(refused) == ["options.temperature"]
+
+    async def fail(generation: FakeGeneration) -> None:
+        generation.start()
+        generation.say("a")
+        generation.end(FinishReason.ERROR, GenerationFailedError("c-1"))
+
+    proxied.engine.script = fail
+    responses, failed = await read_all(proxied.generation.Generate(text_request()))
+    assert failed is not None
+    assert failed.code() is grpc.StatusCode.INTERNAL
+    assert reason_of(failed) == "GENERATION_FAILED"
+    assert "".join(response.chunk.text for response in responses) == "a"
+
+
+async def test_a_cancelled_call_frees_the_row_behind_the_proxy(proxied: Serving) -> None:
+    proxied.engine.script = never_end("x")
+    call = proxied.generation.Generate(text_request())
+    assert (await call.read()).HasField("started")
+    call.cancel()
+    generation = proxied.engine.generations[-1]
+    await asyncio.wait_for(generation.aborted.wait(), START_SECONDS)
+    assert generation.abort_reason is AbortReason.DISCONNECTED
+
+
+async def test_a_deadline_is_known_behind_the_proxy(proxied: Serving) -> None:
+    proxied.engine.script = never_end("x")
+    delivery = {"deadline_policy": delivery_pb2.DEADLINE_POLICY_PARTIAL_RESULT}
+    responses, error = await read_all(proxied.generation.Generate(text_request(delivery=delivery), timeout=0.8))
+    assert error is None
+    assert responses[-1].finished.finish_reason == result_pb2.FINISH_REASON_DEADLINE
+
+
+async def test_a_prompt_of_five_megabytes_passes(proxied: Serving) -> None:
+    _, error = await read_all(proxied.generation.Generate(text_request("x" * 5_000_000)))
+    assert error is None
+    assert len(proxied.engine.requests[-1].prompt.text) == 5_000_000
