@@ -133,11 +133,12 @@ async def test_refusals_calls_and_messages_are_counted() -> None:
     from mlxstream.v1 import generation_pb2_grpc
     from service.health import Health
     from service.live import LiveGenerations
-    from service.server import SERVICE_NAMES, bind
+    from service.offer import Offer
+    from service.server import bind
 
     engine = FakeEngine()
-    telemetry, live, health = Telemetry(engine), LiveGenerations(), Health(SERVICE_NAMES)
-    server = build_server(engine, live, health, telemetry)
+    telemetry, live, health = Telemetry(engine), LiveGenerations(), Health(Offer().service_names)
+    server = build_server(engine, live, health, Offer(), telemetry)
     address = bind(server, Address(host="127.0.0.1", port=0))
     await server.start()
     async with grpc.aio.insecure_channel(str(address)) as channel:
