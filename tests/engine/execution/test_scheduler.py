@@ -18,7 +18,6 @@ class FakeJob:
     output: int = 10
     priority: int = 0
     caller: str = ""
-    due_at: float = 0.0
     predicted_bytes: int = 1
     exact_chunk: int | None = None
     fed: int = 0
@@ -26,6 +25,7 @@ class FakeJob:
     first_token_step: int | None = field(default=None)
     context_tokens: int = 1
     unit_tokens: int = 1
+    due_at: float = 0.0
 
     @property
     def is_prefilling(self):
