@@ -141,6 +141,14 @@ class Cache(Protocol):
         Waits for the device. Raises `ValueError` when no token is held.
         """
 
+    def added_since(self, tokens: int) -> LayerSnapshot:
+        """What was appended after the first `tokens`, as a piece that can be joined to a snapshot of those.
+
+        The whole state, as `snapshot` has it, where that is no row of tokens, where `tokens` is 0, or where the older
+        ones have been rewritten or let go of since; pieces of another kind than those before them do not join either.
+        Nothing else changes: storage that can be shared is copied here.
+        """
+
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """Hold the first `tokens` of `snapshot`; only for a cache that holds nothing yet.
 

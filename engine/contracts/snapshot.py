@@ -22,11 +22,13 @@ class LayerSnapshot:
 
     `kind` names the layout of `arrays`, which are settled; `facts` is what else is needed to read them, ready for JSON.
     `least_tokens` is the fewest tokens to which the state can be cut: 0 for any cut, `tokens` for none.
+    With a `start` above 0 it is a piece of a state: what the tokens from there on have added to the pieces before it.
     """
 
     kind: str
     tokens: int
     least_tokens: int = 0
+    start: int = 0
     facts: Mapping[str, int | str] = field(default_factory=dict)
     arrays: Mapping[str, mx.array]
 

@@ -115,6 +115,10 @@ class ForeignState:
         least = 0 if self.trimmable_tokens else self._offset
         return LayerSnapshot(kind=FOREIGN, tokens=self._offset, least_tokens=least, facts=facts, arrays=arrays)
 
+    def added_since(self, tokens: int) -> LayerSnapshot:  # noqa: ARG002 - the Protocol's parameter
+        """The whole state: how its arrays grow is the foreign graph's business."""
+        return self.snapshot()
+
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """Hold the first `tokens` of `snapshot`. See `engine.contracts.cache.Cache.restore`."""
         if snapshot.kind != FOREIGN:

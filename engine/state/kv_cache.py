@@ -126,6 +126,20 @@ class KvCache:
         least = self._offset if self._first else min(self._least, self._offset)
         return take_snapshot(self._codec, parts, tokens=self._offset, least_tokens=least, facts=self._window_facts)
 
+    def added_since(self, tokens: int) -> LayerSnapshot:
+        """See `engine.contracts.cache.Cache.added_since`."""
+        if self._first or not max(1, self._least) <= tokens < self._offset:
+            return self.snapshot()
+        parts = [part[:, :, tokens : self._offset] for part in self._parts]
+        return take_snapshot(
+            self._codec,
+            parts,
+            start=tokens,
+            tokens=self._offset,
+            least_tokens=min(self._least, self._offset),
+            facts=self._window_facts,
+        )
+
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """See `engine.contracts.cache.Cache.restore`."""
         if self._conversion is not None and snapshot.kind == self._conversion.codec.kind:

@@ -284,10 +284,18 @@ class PooledKvCache:
 
     def snapshot(self) -> LayerSnapshot:
         """See `engine.contracts.cache.Cache.snapshot`."""
+        return self._taken(0)
+
+    def added_since(self, tokens: int) -> LayerSnapshot:
+        """See `engine.contracts.cache.Cache.added_since`."""
+        return self._taken(tokens if tokens < self._offset else 0)
+
+    def _taken(self, start: int) -> LayerSnapshot:
         refuse_empty(self._offset)
-        joined = self._seat.with_room(self._offset).read(self._seat.slot, self._layer, self._offset)
+        joined = self._seat.with_room(self._offset).read(self._seat.slot, self._layer, self._offset)[:, :, start:]
         kv_heads = joined.shape[1] // 2
-        return take_snapshot(_PLAIN, [joined[:, :kv_heads], joined[:, kv_heads:]], tokens=self._offset)
+        parts = [joined[:, :kv_heads], joined[:, kv_heads:]]
+        return take_snapshot(_PLAIN, parts, start=start, tokens=self._offset)
 
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """See `engine.contracts.cache.Cache.restore`."""

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.snapshot import LayerSnapshot
+from engine.ops.copying import true_copy
 from engine.state.held_keys import CodedKeys
-from engine.state.snapshots import check_cut, refuse_empty
+from engine.state.snapshots import PAGED, block_name, check_cut, refuse_empty
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.state.block_pool import Block, BlockPool
     from engine.state.plain_codec import PlainCodec
-
-PAGED = "paged"
 
 
 class PagedKvCache:
@@ -93,11 +92,21 @@ class PagedKvCache:
         refuse_empty(self.offset)
         for block, used in zip(self._blocks, self._used, strict=True):
             self._pool.seal(block, used)
-        arrays = {f"block{index:05}": block.array for index, block in enumerate(self._blocks)}
+        arrays = {block_name(index): block.array for index, block in enumerate(self._blocks)}
         mx.eval(arrays)
         return LayerSnapshot(
             kind=PAGED, tokens=self.offset, facts={"used": ",".join(map(str, self._used))}, arrays=arrays
         )
+
+    def added_since(self, tokens: int) -> LayerSnapshot:
+        """One block with a copy of what was appended. See `engine.contracts.cache.Cache.added_since`."""
+        refuse_empty(self.offset)
+        start = tokens if tokens < self.offset else 0
+        pieces = [block.array[:, :, :used] for block, used in zip(self._blocks, self._used, strict=True)]
+        added = true_copy(mx.concatenate(pieces, axis=2)[:, :, start:])
+        mx.eval(added)
+        facts = {"used": str(self.offset - start)}
+        return LayerSnapshot(kind=PAGED, start=start, tokens=self.offset, facts=facts, arrays={block_name(0): added})
 
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """Hold the snapshot's own blocks. See `engine.contracts.cache.Cache.restore`."""

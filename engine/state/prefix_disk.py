@@ -19,24 +19,19 @@ from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import ArtifactError
 from engine.contracts.snapshot import usable_tokens
-from engine.state.prefix_arrays import to_device, to_host
-from engine.state.prefix_file import (
-    ForeignPrefixError,
-    PrefixRecord,
-    read_prefix_file,
-    read_prefix_record,
-    write_prefix_file,
-)
+from engine.state.prefix_file import PrefixRecord, read_prefix_file, read_prefix_record, write_prefix_file
 from engine.state.prefix_folder import PrefixFolder, digest
 from engine.state.prefix_index import TOKEN_BYTES, PrefixIndex, length_of
+from engine.state.state_arrays import to_device, to_host
+from engine.state.state_file import ForeignFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from engine.contracts.snapshot import LayerSnapshot
-    from engine.state.prefix_file import HostTensor
     from engine.state.prefix_store import PrefixEntry
+    from engine.state.state_file import HostTensor
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +110,7 @@ class PrefixDisk:
             logger.warning("a kept prefix is dropped: %s", error)
             self._remove(stored)
             return None
-        except (FileNotFoundError, ForeignPrefixError):
+        except (FileNotFoundError, ForeignFileError):
             self._forget(stored)
             return None
         except OSError as error:
@@ -211,7 +206,7 @@ class PrefixDisk:
         except ArtifactError as error:
             if self._folder.remove(path):
                 logger.warning("a kept prefix is dropped: %s", error)
-        except (FileNotFoundError, ForeignPrefixError):
+        except (FileNotFoundError, ForeignFileError):
             pass
         except OSError as error:
             self._warn("a kept prefix cannot be read from disk now", error)

@@ -1,53 +1,30 @@
-"""One kept prefix as one file: safetensors whose header says what it is, and holds the digest of everything.
-
-A file is written beside its place, synced, and renamed: under its name there is a whole entry or none. What is no
-regular file of this user alone is foreign: it is not read, and not waited for. Touches no array; tensors are bytes
-here. Units: tokens and bytes.
-"""
+"""One kept prefix as one file; see `engine.state.state_file`. Touches no array. Units: tokens and bytes."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import errno
-import fcntl
-import hashlib
-import json
-import os
-import secrets
-import stat
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
-from engine.artifacts.safetensors import read_open_header
-from engine.contracts.errors import CorruptArtifactError
-from engine.contracts.snapshot import LayerSnapshot, usable_tokens
+from engine.contracts.snapshot import usable_tokens
+from engine.state.state_file import (
+    FileFormat,
+    StateHeader,
+    read_state_file,
+    read_state_header,
+    unreadable_header,
+    write_state_file,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
-    from engine.artifacts.tensor_header import TensorHeader
+    from engine.contracts.snapshot import LayerSnapshot
+    from engine.state.state_file import HostTensor
 
-FORMAT: Final = "mlx-stream prefix 1"
-BEGINNING: Final = b'{"__metadata__": {"format": "mlx-stream prefix '
-"""How every header begins that any version of this module has written."""
-SUFFIX: Final = ".safetensors"
-PARTIAL_SUFFIX: Final = ".part"
-_LENGTH_BYTES: Final = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostTensor:
-    """A tensor as it lies in a file: its dtype by safetensors' name, and its bytes."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
+FORMAT: Final = FileFormat("mlx-stream prefix", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,215 +41,34 @@ class PrefixRecord:
         return usable_tokens(self.layers, tokens) == tokens
 
 
-class ForeignPrefixError(Exception):
-    """The file was written by something or somebody else."""
-
-
 def write_prefix_file(path: Path, record: PrefixRecord, layers: Sequence[Mapping[str, HostTensor]]) -> None:
-    """Write an entry whose `layers` hold tensors by name.
-
-    Raises:
-        OSError: it cannot be written; nothing is left behind then.
-    """
-    tensors = {f"{place}.{name}": tensor for place, layer in enumerate(layers) for name, tensor in layer.items()}
-    header = _header(record, tensors)
-    with _renamed_when_whole(path) as file:
-        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-        for tensor in tensors.values():
-            file.write(tensor.data)
-
-
-def read_prefix_record(path: Path) -> PrefixRecord:
-    """What the header of `path` says, verified.
-
-    Raises:
-        ForeignPrefixError: another program, another version of this one, or another user has written it.
-        ArtifactError: it is damaged.
-        OSError: it is gone, or cannot be read now.
-    """
-    with _opened(path) as file:
-        return _checked(file, path)[0]
-
-
-def read_prefix_file(path: Path) -> tuple[PrefixRecord, list[dict[str, HostTensor]]]:
-    """The whole entry, every byte verified. Raises what `read_prefix_record` raises."""
-    with _opened(path) as file:
-        record, headers, digest = _checked(file, path)
-        data = _read_data(file, path, headers, digest)
-    start = min((header.offset_bytes for header in headers), default=0)
-    layers: list[dict[str, HostTensor]] = [{} for _ in record.layers]
-    for header in headers:
-        place, _, name = header.name.partition(".")
-        if not place.isdecimal() or int(place) >= len(layers):
-            raise CorruptArtifactError(path.name, f"has a tensor {header.name!r} of no layer")
-        piece = data[header.offset_bytes - start : header.offset_bytes - start + header.nbytes]
-        layers[int(place)][name] = HostTensor(dtype=header.dtype, shape=header.shape, data=piece)
-    return record, layers
-
-
-def is_prefix_file(path: Path) -> bool:
-    """Whether any version of this module has written `path` for this user, be it damaged since. Raises `OSError`."""
-    try:
-        with _opened(path):
-            return True
-    except ForeignPrefixError:
-        return False
-
-
-def remove_if_orphaned(path: Path) -> None:
-    """Remove what a writer that was killed has left; the file of a living one is locked, and stays.
-
-    Raises:
-        OSError: it cannot be removed.
-    """
-    try:
-        with _opened_for_reading(path) as file, suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-    except (FileNotFoundError, ForeignPrefixError):
-        return
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The file at `path`, after it was seen that some version of this module has written it."""
-    with _opened_for_reading(path) as file:
-        file.seek(_LENGTH_BYTES)
-        if file.read(len(BEGINNING)) != BEGINNING:
-            raise ForeignPrefixError(f"{path.name} is no kept prefix")
-        file.seek(0)
-        yield file
-
-
-@contextmanager
-def _opened_for_reading(path: Path) -> Iterator[BinaryIO]:
-    """The regular file at `path`, if it belongs to this user and nobody else can write into it; waits for nothing."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link, a socket
-            raise ForeignPrefixError(f"{path.name} is no file") from None
-        raise
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        os.close(handle)  # not by a file object, which refuses folders
-        raise ForeignPrefixError(f"{path.name} is no file of this user alone")
-    with os.fdopen(handle, "rb") as file:
-        yield file
-
-
-@contextmanager
-def _renamed_when_whole(path: Path) -> Iterator[BinaryIO]:
-    partial, file = _locked_partial(path)
-    try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _locked_partial(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `path` that is locked.
-
-    Between its making and its lock it looks like an orphan to other servers; one that was removed is made again.
-    """
-    while True:
-        partial = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{PARTIAL_SUFFIX}")
-        file = os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:
-                return partial, file
-        except BaseException:
-            file.close()
-            partial.unlink(missing_ok=True)
-            raise
-        file.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _header(record: PrefixRecord, tensors: Mapping[str, HostTensor]) -> bytes:
-    digest = hashlib.sha256()
-    table: dict[str, object] = {}
-    end = 0
-    for name, tensor in tensors.items():
-        digest.update(tensor.data)
-        table[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + len(tensor.data)],
-        }
-        end += len(tensor.data)
-    metadata = {
-        "format": FORMAT,
+    """Write an entry whose `layers` hold tensors by name. Raises what `write_state_file` raises."""
+    facts = {
         "identity": record.identity,
         "namespace": record.namespace,
         "tokens": base64.b64encode(record.key).decode("ascii"),
-        "layers": json.dumps([_layer_facts(layer) for layer in record.layers], sort_keys=True),
-        "data_sha256": digest.hexdigest(),
     }
-    shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    metadata["header_sha256"] = _header_digest(metadata, shapes)
-    return json.dumps({"__metadata__": metadata} | table).encode("ascii")
+    write_state_file(path, FORMAT, StateHeader(facts=facts, layers=record.layers), layers)
 
 
-def _layer_facts(layer: LayerSnapshot) -> dict[str, object]:
-    return {
-        "kind": layer.kind,
-        "tokens": layer.tokens,
-        "least_tokens": layer.least_tokens,
-        "facts": dict(layer.facts),
-    }
+def read_prefix_record(path: Path) -> PrefixRecord:
+    """What the header of `path` says, verified. Raises what `read_state_header` raises."""
+    return _record(path, read_state_header(path, FORMAT))
 
 
-def _header_digest(metadata: Mapping[str, str], shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:
-    """SHA-256 over everything that the header says, but for this digest itself."""
-    said = [sorted(item for item in metadata.items() if item[0] != "header_sha256"), sorted(shapes.items())]
-    return hashlib.sha256(json.dumps(said).encode("ascii")).hexdigest()
+def read_prefix_file(path: Path) -> tuple[PrefixRecord, list[dict[str, HostTensor]]]:
+    """The whole entry, every byte verified. Raises what `read_state_header` raises."""
+    header, layers = read_state_file(path, FORMAT)
+    return _record(path, header), layers
 
 
-def _checked(file: BinaryIO, path: Path) -> tuple[PrefixRecord, list[TensorHeader], str]:
-    headers, metadata = read_open_header(file, path)
-    if metadata.get("format") != FORMAT:
-        raise ForeignPrefixError(f"{path.name} has the format {metadata.get('format')!r}")
-    shapes = {header.name: (header.dtype, header.shape) for header in headers.values()}
-    if metadata.get("header_sha256") != _header_digest(metadata, shapes):
-        raise CorruptArtifactError(path.name, "has a header that does not fit its digest")
+def _record(path: Path, header: StateHeader) -> PrefixRecord:
     try:
-        return _record(metadata), list(headers.values()), metadata["data_sha256"]
-    except (KeyError, TypeError, ValueError, RecursionError, binascii.Error) as error:
-        raise CorruptArtifactError(path.name, f"has a header that cannot be read ({error})") from None
-
-
-def _record(metadata: Mapping[str, str]) -> PrefixRecord:
-    return PrefixRecord(
-        identity=metadata["identity"],
-        namespace=metadata["namespace"],
-        key=base64.b64decode(metadata["tokens"], validate=True),
-        layers=tuple(LayerSnapshot(**facts, arrays={}) for facts in json.loads(metadata["layers"])),
-    )
-
-
-def _read_data(file: BinaryIO, path: Path, headers: Sequence[TensorHeader], digest: str) -> memoryview:
-    """The bytes of all tensors, which lie side by side. Read, not mapped: a file may be cut while it is in use."""
-    size_bytes = sum(header.nbytes for header in headers)
-    data = np.empty(size_bytes, dtype=np.uint8).data
-    file.seek(min((header.offset_bytes for header in headers), default=0))
-    read_bytes = 0
-    while read_bytes < size_bytes and (count := file.readinto(data[read_bytes:])):  # type: ignore[attr-defined]
-        read_bytes += count
-    if read_bytes != size_bytes or hashlib.sha256(data).hexdigest() != digest:
-        raise CorruptArtifactError(path.name, "has data that do not fit their digest")
-    return data
+        return PrefixRecord(
+            identity=header.facts["identity"],
+            namespace=header.facts["namespace"],
+            key=base64.b64decode(header.facts["tokens"], validate=True),
+            layers=header.layers,
+        )
+    except (KeyError, ValueError, binascii.Error) as error:
+        raise unreadable_header(path, error) from None

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from engine.runtime.private_directory import is_private, make_private_directory
-from engine.state.prefix_file import PARTIAL_SUFFIX, SUFFIX, is_prefix_file, remove_if_orphaned
+from engine.state.prefix_file import FORMAT
+from engine.state.state_file import PARTIAL_SUFFIX, SUFFIX, is_of_format, remove_if_orphaned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +84,7 @@ class PrefixFolder:
     def remove(self, path: Path) -> bool:
         """Remove an entry; returns whether it is gone. What we have not written stays."""
         try:
-            if not is_prefix_file(path):
+            if not is_of_format(path, FORMAT):
                 return False
             path.unlink()
         except FileNotFoundError:

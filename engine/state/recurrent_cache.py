@@ -101,6 +101,10 @@ class RecurrentCache:
         mx.eval(copies)
         return LayerSnapshot(kind=RECURRENT, tokens=self._offset, least_tokens=self._offset, arrays=copies)
 
+    def added_since(self, tokens: int) -> LayerSnapshot:  # noqa: ARG002 - the Protocol's parameter
+        """The whole state: tokens cannot be told apart in it."""
+        return self.snapshot()
+
     def restore(self, snapshot: LayerSnapshot, tokens: int) -> None:
         """See `engine.contracts.cache.Cache.restore`."""
         check_cut(snapshot, RECURRENT, tokens)

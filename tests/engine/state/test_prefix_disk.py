@@ -280,7 +280,7 @@ def test_what_cannot_be_read_now_is_a_miss_and_can_be_read_later(opened, tmp_pat
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patched:
-        patched.setattr("engine.state.prefix_file.os.open", refuse)
+        patched.setattr("engine.state.state_file.os.open", refuse)
         assert disk.load(hit.stored) is None
     assert len(files(tmp_path)) == 1
     assert disk.load(disk.find("", token_key(range(50))).stored) is not None
@@ -373,7 +373,7 @@ def test_a_folder_that_cannot_be_written_costs_one_line(opened, tmp_path, caplog
             real(handle)
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("engine.state.prefix_file.os.fsync", full)
+        monkeypatch.setattr("engine.state.state_file.os.fsync", full)
     else:
         (tmp_path / "kept").write_text("not a folder")
     disk = opened()

@@ -10,17 +10,11 @@ from safetensors import safe_open
 
 from engine.contracts.errors import ArtifactError, CorruptArtifactError
 from engine.contracts.snapshot import LayerSnapshot
-from engine.state import prefix_file
-from engine.state.prefix_arrays import DTYPES, to_device, to_host
-from engine.state.prefix_file import (
-    ForeignPrefixError,
-    PrefixRecord,
-    read_prefix_file,
-    read_prefix_record,
-    remove_if_orphaned,
-    write_prefix_file,
-)
+from engine.state import state_file
+from engine.state.prefix_file import PrefixRecord, read_prefix_file, read_prefix_record, write_prefix_file
 from engine.state.prefix_index import token_key
+from engine.state.state_arrays import DTYPES, to_device, to_host
+from engine.state.state_file import ForeignFileError, remove_if_orphaned
 
 TOKENS = (5, 6, 2**32 - 1, 7)
 
@@ -77,7 +71,7 @@ def test_every_cut_is_noticed(tmp_path):
     whole = path.read_bytes()
     for length in [0, 4, 8, 30, len(whole) // 2, len(whole) - 1]:
         path.write_bytes(whole[:length])
-        with pytest.raises((CorruptArtifactError, ForeignPrefixError)):
+        with pytest.raises((CorruptArtifactError, ForeignFileError)):
             read_prefix_file(path)
 
 
@@ -90,7 +84,7 @@ def test_every_flipped_byte_is_noticed(tmp_path):
         damaged = bytearray(whole)
         damaged[place] ^= 1
         path.write_bytes(damaged)
-        with pytest.raises((ArtifactError, ForeignPrefixError)):
+        with pytest.raises((ArtifactError, ForeignFileError)):
             read_prefix_file(path)
             pytest.fail(f"byte {place}")
     path.write_bytes(whole)
@@ -112,7 +106,7 @@ def test_a_header_that_lies_about_the_tokens_is_noticed_without_reading_the_data
 
 def test_another_programs_file_is_foreign_and_not_damaged(tmp_path):
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"w": mx.ones((2,))}, {"format": "mlx"})
-    with pytest.raises(ForeignPrefixError):
+    with pytest.raises(ForeignFileError):
         read_prefix_record(tmp_path / "model.safetensors")
 
 
@@ -128,7 +122,7 @@ def test_a_failed_write_leaves_the_old_entry_and_nothing_else(tmp_path, monkeypa
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prefix_file.os, "fsync", full)
+    monkeypatch.setattr(state_file.os, "fsync", full)
     with pytest.raises(OSError, match="space"):
         written(path)
     assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
@@ -155,11 +149,11 @@ def test_a_writer_whose_file_was_taken_for_an_orphan_makes_another(tmp_path, mon
         if operation == fcntl.LOCK_EX and len(taken) < 3:
             taken.extend(tmp_path.glob("*.part"))
             with monkeypatch.context() as patched:
-                patched.setattr(prefix_file.fcntl, "flock", real)
+                patched.setattr(state_file.fcntl, "flock", real)
                 remove_if_orphaned(taken[-1])
         real(file, operation)
 
-    monkeypatch.setattr(prefix_file.fcntl, "flock", lock)
+    monkeypatch.setattr(state_file.fcntl, "flock", lock)
     record, _ = written(tmp_path / "a.safetensors")
     assert len(taken) == 3
     assert read_prefix_file(tmp_path / "a.safetensors")[0] == record

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.contracts.snapshot import LayerSnapshot
-from engine.state.prefix_file import HostTensor
+from engine.state.state_file import HostTensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +50,7 @@ def to_device(layers: Sequence[LayerSnapshot], tensors: Sequence[Mapping[str, Ho
             kind=layer.kind,
             tokens=layer.tokens,
             least_tokens=layer.least_tokens,
+            start=layer.start,
             facts=layer.facts,
             arrays={name: _array(tensor) for name, tensor in held.items()},
         )
