@@ -8,11 +8,14 @@ draws from the seed and the place of a token. Units: tokens, bytes and seconds. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
+from engine.contracts.errors import CheckpointDamagedError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from engine.contracts.snapshot import LayerSnapshot
@@ -40,6 +43,34 @@ class DurableIdentity:
         return tuple(one.name for one in fields(self) if getattr(self, one.name) != getattr(other, one.name))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """What a checkpoint says of its generation, beside the state.
+
+    `tokens` are those of the prompt, then the generated ones; the state covers all but the last of them. `seed` is the
+    one that the generation runs with, whoever chose it.
+    """
+
+    identity: DurableIdentity
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    seed: int
+    seed_was_explicit: bool
+
+    @property
+    def state_tokens(self) -> int:
+        """Tokens whose state is kept."""
+        return len(self.tokens) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """What the checkpoints on disk cover: the first `tokens`, and the kind of each layer that can be added to."""
+
+    tokens: int = 0
+    kinds: Mapping[int, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
 class HeldState(Protocol):
     """A state that was read from disk and verified, in host memory, and not brought to the device yet."""
 
@@ -51,8 +82,8 @@ class HeldState(Protocol):
     def nbytes(self) -> int:
         """Bytes of host memory."""
 
-    def snapshots(self) -> list[LayerSnapshot]:
-        """The state for `CacheMaker.restore`; only on the engine thread."""
+    def take_snapshots(self) -> list[LayerSnapshot]:
+        """The state for `CacheMaker.restore`, once: the host memory is given back. Only on the engine thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +104,8 @@ class Continuation:
 class DurableFolder(Protocol):
     """The folder of one durable generation, locked: no other process, and nobody else in this one, holds it.
 
-    Every method may be called from any thread, except where it says so.
+    Every method may be called from any thread, except where it says so, and waits for nothing: what there is to do on
+    the disk is done soon, in order.
     """
 
     @property
@@ -88,14 +120,20 @@ class DurableFolder(Protocol):
     def path(self) -> Path:
         """Where it lies. Files named `checkpoint-*` and `*.part` are the store's; others are their writers'."""
 
+    def next_base(self) -> Covered | None:
+        """What the next checkpoint is to add to; None while one is being written, or the disk has lately failed.
+
+        Waits for nothing: where the disk is slow, checkpoints are skipped.
+        """
+
+    def offer(self, facts: CheckpointFacts, layers: Sequence[LayerSnapshot]) -> None:
+        """Have a checkpoint written, whose layers add to what `next_base` has said; on the engine thread alone."""
+
     def drop_checkpoints(self) -> None:
-        """The generation has come to its own end: queue the removal of its checkpoints. The rest stays."""
+        """The generation has come to its own end: its checkpoints go. The rest stays."""
 
     def release(self) -> None:
-        """Unlock: the generation no longer runs here, and may go on elsewhere. What is queued is written first.
-
-        Idempotent, and waits for nothing.
-        """
+        """Unlock: the generation no longer runs here, and may go on elsewhere. Idempotent."""
 
     def remove(self, *, leave_mark: bool) -> None:
         """Remove the folder and all that is in it, and unlock it. Idempotent.
@@ -109,19 +147,24 @@ class DurableFolder(Protocol):
 class KeptGeneration:
     """A generation that was found on disk and locked. Whoever gets it has to release or remove its folder.
 
-    `prompt_ids`, `generated`, `seed` and `identity` are what the newest good checkpoint says; `damaged` names the files
-    that had to be passed over for it. `state` is None where there is no checkpoint yet; then the tokens are empty too,
-    and only a log can say more.
+    `facts` and `state` are those of the newest good checkpoint, None where there is none; `damaged` names the files
+    that had to be passed over for it, newest first.
     """
 
     folder: DurableFolder
-    identity: DurableIdentity | None = None
-    prompt_ids: tuple[int, ...] = ()
-    generated: tuple[int, ...] = ()
-    seed: int = 0
-    seed_was_explicit: bool = False
+    facts: CheckpointFacts | None = None
     state: HeldState | None = None
     damaged: tuple[str, ...] = ()
+
+    def require_good(self) -> CheckpointFacts:
+        """The facts.
+
+        Raises:
+            CheckpointDamagedError: there is no good checkpoint.
+        """
+        if self.facts is None:
+            raise CheckpointDamagedError(self.folder.generation_id, next(iter(self.damaged), "no checkpoint"))
+        return self.facts
 
 
 class DurableStore(Protocol):
@@ -141,20 +184,14 @@ class DurableStore(Protocol):
 
         Raises:
             NotFoundError: no such generation was kept here.
-            ResumePointGoneError: it was, and its time has run out.
-            UnavailableError: another process, or a row of this one, holds it: try again.
-            CheckpointDamagedError: there are checkpoints, and none of them is whole. `folder` is released; call
-                `open_damaged` to go on from a log instead.
+            ResumePointGoneError: it was, and is not any more.
+            UnavailableError: another process, or a row of this one, holds it.
         """
 
-    def open_damaged(self, generation_id: str) -> KeptGeneration:
-        """As `open`, but with no state where `open` raises `CheckpointDamagedError`."""
-
     def find(self, key: str) -> KeptGeneration | None:
-        """Lock the newest generation of this key that nobody holds and read it; None when there is none.
+        """Lock the newest generation of this key that nobody holds, and read it; None when there is none.
 
-        Raises:
-            CheckpointDamagedError: as `open`; what is damaged is removed, so that the next call finds nothing.
+        One without a good checkpoint is passed over if there is another.
         """
 
     def close(self) -> None:
@@ -163,12 +200,8 @@ class DurableStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurableUse:
-    """What a row of a durable generation carries: where its checkpoints go, and what each of them says."""
+    """What a row of a durable generation carries: where its checkpoints go, how often, and what they say of it."""
 
     folder: DurableFolder
     identity: DurableIdentity
     every_tokens: int
-    prompt_ids: Sequence[int]
-    seed: int
-    seed_was_explicit: bool
-    continuation: Continuation | None = None

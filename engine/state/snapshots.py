@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PAGED: Final = "paged"
 """The kind of snapshots whose arrays are blocks of tokens, in order."""
 
+
 def take_snapshot(
     codec: KvCodec,
     parts: Sequence[mx.array],
@@ -84,7 +85,9 @@ def joined(pieces: Sequence[LayerSnapshot]) -> LayerSnapshot:
         return first
     for before, piece in pairwise(pieces):
         if piece.start != before.tokens or piece.kind != first.kind:
-            raise ValueError(f"a piece from {piece.start} of kind {piece.kind!r} does not follow one to {before.tokens}")
+            raise ValueError(
+                f"a piece from {piece.start} of kind {piece.kind!r} does not follow one to {before.tokens}"
+            )
     if first.kind == PAGED:
         return _joined_blocks(pieces)
     names = first.arrays.keys()
@@ -101,7 +104,10 @@ def _joined_blocks(pieces: Sequence[LayerSnapshot]) -> LayerSnapshot:
     blocks = [piece.arrays[name] for piece in pieces for name in sorted(piece.arrays)]
     used = ",".join(str(piece.facts["used"]) for piece in pieces)
     return replace(
-        pieces[-1], start=0, facts={"used": used}, arrays={block_name(index): block for index, block in enumerate(blocks)}
+        pieces[-1],
+        start=0,
+        facts={"used": used},
+        arrays={block_name(index): block for index, block in enumerate(blocks)},
     )
 
 

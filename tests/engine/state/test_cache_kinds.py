@@ -12,6 +12,7 @@ from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, Tu
 from engine.contracts.snapshot import usable_tokens
 from engine.state.affine_codec import AffineCodec
 from engine.state.build import CacheBuilder
+from engine.state.snapshots import joined
 from engine.state.turbo_codec import TurboCodec
 from tests.engine.state.oracle import HEADS, KV_HEADS, KeepsEverything, random_tokens
 
@@ -70,6 +71,7 @@ class AnyKind(RuleBasedStateMachine):
             for kind, codec in zip(TYPES, codecs, strict=True)
         ]
         assert self.builder.converts == any(codecs)
+        self.pieces = [[] for _ in TYPES]
 
     @property
     def offset(self):
@@ -96,6 +98,27 @@ class AnyKind(RuleBasedStateMachine):
             cache.trim(count)
             oracle.cut(oracle.offset - count)
 
+            self.pieces = [[] for _ in TYPES]
+
+    @precondition(lambda self: self.offset > 0)
+    @rule()
+    def take_what_was_added(self):
+        for cache, pieces in zip(self.caches, self.pieces, strict=True):
+            if pieces and pieces[-1].tokens == cache.offset:
+                continue
+            piece = cache.added_since(pieces[-1].tokens if pieces else 0)
+            if piece.start and piece.kind != pieces[-1].kind:
+                piece = cache.added_since(0)
+            pieces[:] = [*(pieces if piece.start else []), piece]
+        added = self.builder.restore([joined(pieces) for pieces in self.pieces], self.offset)
+        whole = self.builder.restore([cache.snapshot() for cache in self.caches], self.offset)
+        for one, other in zip(added, whole, strict=True):
+            parts = random_tokens(np.random.default_rng(5), 3, DIM)
+            found, wanted = (each.attend(*parts, scale=0.125) for each in (one, other))
+            assert mx.array_equal(found, wanted).item()
+        for cache in (*added, *whole):
+            cache.close()
+
     @precondition(lambda self: self.offset > 0)
     @rule(data=st.data(), donor_stays=st.booleans())
     def begin_again_from_snapshots(self, data, donor_stays):
@@ -110,6 +133,7 @@ class AnyKind(RuleBasedStateMachine):
             cache.attend(*random_tokens(self.random, 3, DIM), scale=0.125)
             cache.close()
         if not donor_stays:
+            self.pieces = [[] for _ in TYPES]
             for oracle in self.oracles:
                 oracle.cut(kept or self.offset)
 

@@ -1,0 +1,188 @@
+"""Keeps durable generations on disk: a worker writes what rows offer, cleans up, and is waited for by nobody.
+
+A row offers a checkpoint and goes on. While one of its checkpoints is being written, or more is waiting than the worker
+can take, or the disk has lately failed, rows are told not to take another: a slow disk costs checkpoints, never time.
+What cannot be done is told in one line of the log. Units: tokens, bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from engine.contracts.durability import KeptGeneration
+from engine.contracts.errors import NotFoundError, ResumePointGoneError, UnavailableError
+from engine.state.disk_worker import DiskWorker
+from engine.state.durable_generation import GenerationFolder
+from engine.state.durable_root import GENERATION_ID, DurableRoot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from engine.state.durable_root import FolderLock, Found
+
+logger = logging.getLogger(__name__)
+
+QUEUE_BYTES: Final = 256 * 1024**2
+"""States that may wait for the worker; beyond that rows take no checkpoint."""
+CLOSE_SECONDS: Final = 5.0
+"""How long `close` waits for what is queued."""
+SWEEP_SECONDS: Final = 60.0
+"""Time without work after which the worker looks for what is too old or too much."""
+FAILURE_SECONDS: Final = 5.0
+"""How long rows take no checkpoint after the disk has failed."""
+
+
+class DurableDisk:
+    """See `engine.contracts.durability.DurableStore`."""
+
+    def __init__(
+        self,
+        state_folder: Path,
+        *,
+        capacity_bytes: int,
+        max_age_seconds: float,
+    ) -> None:
+        """Start the worker, which first removes what is too old or too much.
+
+        Args:
+            state_folder: the server's own folder; a sub-folder is made when there is something to write.
+            capacity_bytes: bytes of all generations; of those that nobody runs, the oldest go first.
+            max_age_seconds: how long a generation is kept after it was written last.
+        """
+        self._root = DurableRoot(state_folder)
+        self._capacity_bytes = capacity_bytes
+        self._max_age_seconds = max_age_seconds
+        self._used_bytes = 0
+        self._failed_at: float | None = None
+        self._warned: set[str] = set()
+        self._worker = DiskWorker(
+            "mlx-stream-checkpoints", idle=self._sweep, idle_seconds=SWEEP_SECONDS, failed=self._failed
+        )
+
+    def create(self, generation_id: str, key: str) -> GenerationFolder | None:
+        """See `engine.contracts.durability.DurableStore.create`."""
+        try:
+            lock = self._root.make(generation_id, key)
+        except OSError as error:
+            self._warn("generations are not durable", error)
+            return None
+        return GenerationFolder(self, lock, generation_id=generation_id, key=key)
+
+    def open(self, generation_id: str) -> KeptGeneration:
+        """See `engine.contracts.durability.DurableStore.open`."""
+        if not GENERATION_ID.fullmatch(generation_id):
+            raise NotFoundError("generation", generation_id[:64])
+        try:
+            for found in self._root.found(generation_id=generation_id):
+                kept = self._read(found)
+                if kept is not None:
+                    return kept
+                if not self._is_too_old(found):
+                    raise UnavailableError("busy", f"generation {generation_id} runs elsewhere")
+                raise ResumePointGoneError(generation_id)
+            if self._root.is_marked(generation_id):
+                raise ResumePointGoneError(generation_id)
+        except OSError as error:
+            self._warn("durable generations cannot be read", error)
+            raise UnavailableError("unreadable", "what is kept of the generation cannot be read now") from None
+        raise NotFoundError("generation", generation_id)
+
+    def find(self, key: str) -> KeptGeneration | None:
+        """See `engine.contracts.durability.DurableStore.find`."""
+        bare: KeptGeneration | None = None
+        try:
+            for found in self._root.found(key=key):
+                kept = self._read(found)
+                if kept is None:
+                    continue
+                if bare is not None:
+                    (bare if kept.facts is not None else kept).folder.release()
+                if kept.facts is not None:
+                    return kept
+                bare = bare or kept
+        except OSError as error:
+            self._warn("durable generations cannot be read", error)
+        return bare
+
+    def close(self) -> None:
+        """See `engine.contracts.durability.DurableStore.close`."""
+        self._worker.close(CLOSE_SECONDS)
+
+    def wait_idle(self, seconds: float) -> bool:
+        """Wait until everything is written and removed; returns whether it came to that."""
+        return self._worker.wait_idle(seconds)
+
+    def takes_more(self) -> bool:
+        """See `engine.state.durable_generation.Disk.takes_more`."""
+        failed_at = self._failed_at
+        if failed_at is not None and time.monotonic() - failed_at < FAILURE_SECONDS:
+            return False
+        return self._worker.held_bytes < QUEUE_BYTES
+
+    def submit(self, task: Callable[[], None], nbytes: int = 0) -> None:
+        """See `engine.state.durable_generation.Disk.submit`."""
+        self._worker.submit(task, nbytes)
+
+    def make_room(self, needed_bytes: int) -> None:
+        """See `engine.state.durable_generation.Disk.make_room`."""
+        if self._used_bytes + needed_bytes > self._capacity_bytes:
+            self._sweep(needed_bytes)
+        if self._used_bytes + needed_bytes > self._capacity_bytes:
+            raise OSError(errno.EDQUOT, "generations that run take the room")
+        self._used_bytes += needed_bytes
+
+    def remove(self, lock: FolderLock, *, leave_mark: bool) -> None:
+        """See `engine.state.durable_generation.Disk.remove`."""
+        self._root.remove(lock, leave_mark=leave_mark)
+
+    def _read(self, found: Found) -> KeptGeneration | None:
+        """What is kept of `found`, locked; None if it is too old, or somebody holds it."""
+        if self._is_too_old(found):
+            return None
+        try:
+            lock = self._root.lock(found.path)
+        except FileNotFoundError:
+            return None
+        if lock is None:
+            return None
+        return GenerationFolder(self, lock, generation_id=found.generation_id, key=found.key).read_newest()
+
+    def _is_too_old(self, found: Found) -> bool:
+        return time.time() - found.written_at > self._max_age_seconds
+
+    def _sweep(self, needed_bytes: int = 0) -> None:
+        """Remove what is too old, then what was written longest ago, until everything and `needed_bytes` fit."""
+        found = self._root.found()
+        self._used_bytes = sum(one.size_bytes for one in found)
+        for one in reversed(found):
+            is_too_much = self._used_bytes + needed_bytes > self._capacity_bytes
+            if (self._is_too_old(one) or is_too_much) and self._remove_unheld(one):
+                self._used_bytes -= one.size_bytes
+        self._root.clean(time.time() - self._max_age_seconds)
+
+    def _remove_unheld(self, found: Found) -> bool:
+        try:
+            lock = self._root.lock(found.path)
+            if lock is None:
+                return False
+            self._root.remove(lock, leave_mark=True)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            self._warn("durable generations cannot be removed", error)
+            return False
+        return True
+
+    def _failed(self, error: OSError) -> None:
+        self._failed_at = time.monotonic()
+        self._warn("checkpoints are not written to disk", error)
+
+    def _warn(self, what: str, error: OSError) -> None:
+        """Tell what cannot be done, each thing once."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("%s (%s); generations go on", what, error.strerror or error)
