@@ -64,6 +64,8 @@ class ServerSettings(BaseModel):
     prefix_cache_disk_bytes: int | None = Field(default=None, ge=1)
     adapters: tuple[tuple[str, Path], ...] = ()
     adapters_dir: Path | None = None
+    checkpoint_bytes: int | None = Field(default=None, ge=0)
+    checkpoint_age_seconds: float = Field(default=86_400.0, gt=0, le=31_536_000, allow_inf_nan=False)
     shutdown_late_seconds: float = Field(default=0.25, ge=0, le=86_400, allow_inf_nan=False)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)
@@ -97,6 +99,8 @@ class ServerSettings(BaseModel):
             prefix_cache_disk_bytes=self.prefix_cache_disk_bytes,
             adapters=self.adapters,
             adapters_dir=self.adapters_dir,
+            checkpoint_bytes=self.checkpoint_bytes,
+            checkpoint_age_seconds=self.checkpoint_age_seconds,
         )
 
     def request_limits(self) -> limits.RequestLimits:

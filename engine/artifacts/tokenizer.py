@@ -9,6 +9,7 @@ positions in text are characters. Not here: chat templates, and reading the file
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,11 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self.control_token_ids: frozenset[int] = frozenset(id_ for id_, token in self._added.items() if token.special)
         self._log_tokens_past_the_model()
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the whole pipeline: vocabulary, merges, normalizers and added tokens."""
+        return hashlib.sha256(self._pipeline.to_str().encode("utf-8")).hexdigest()
 
     @functools.cached_property
     def control_tokens(self) -> dict[str, int]:

@@ -5,18 +5,22 @@ Runs beside the loop and touches no array; a refusal leaves nothing behind.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import InsufficientMemoryError, UnsupportedOptionError
+from engine.contracts.durability import DEFAULT_EVERY_TOKENS
+from engine.contracts.errors import InsufficientMemoryError, InvalidRequestError, UnsupportedOptionError
 from engine.contracts.events import GenerationStarted
 from engine.contracts.kv_scheme import converts_at
 from engine.contracts.prompt import ChatPrompt, TextPrompt
+from engine.execution.state_identity import adapter_namespace, durable_identity
 from engine.execution.state_room import charged_workspace_bytes, needed_bytes
 from engine.execution.text_work import refuse_hopeless_prompt
+from engine.generation.checkpoint_identity import generation_checkpoint_key
 from engine.generation.denoising_planning import refuse_for_denoising, resolve_denoising_options
 from engine.generation.denoising_row import DenoisingRow
 from engine.generation.memory import unit_tokens
@@ -31,9 +35,11 @@ from engine.generation.planning import (
 )
 from engine.generation.row import Row
 from engine.generation.text import TextAssembler
+from engine.state.checkpoint_file import FORMAT
 
 if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortSignal
+    from engine.contracts.durability import Continuation, DurableIdentity
     from engine.contracts.events import GenerationRequest
     from engine.contracts.execution import ResolvedExecution
     from engine.contracts.options import GenerateOptions, ResolvedOptions
@@ -48,8 +54,9 @@ FRESH_SEED_BITS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A checked request: what it becomes is fixed, and nothing is held for it yet."""
+    """A checked request: what it becomes on `resident` is fixed, and nothing is held for it yet."""
 
+    resident: Resident
     generation_id: str
     request_id: str
     prompt_ids: list[int]
@@ -57,57 +64,110 @@ class Acceptance:
     execution: ResolvedExecution
     prefix: PrefixUse | None
     chunk_is_exact: bool
+    submitted_at: float
     state_bytes: int
     context_tokens: int
     unit_tokens: int
     draft_blocks: bool
 
-    def open_row(self, resident: Resident, signal: AbortSignal, submitted_at: float) -> JobRow:
+    def open_row(self, signal: AbortSignal) -> JobRow:
         """A row for the engine thread."""
-        text = TextAssembler(resident.text.tokenizer, self.options.stop_sequences)
-        if self.options.denoising is not None:
-            return DenoisingRow(
-                prompt=self.prompt_ids,
-                options=self.options,
-                plan=self.options.denoising,
-                signal=signal,
-                text=text,
-                submitted_at=submitted_at,
-                clock=time.perf_counter,
-                draft_blocks=self.draft_blocks,
-            )
+        if self.options.denoising is None:
+            return self.autoregressive_row(signal)
+        return DenoisingRow(
+            prompt=self.prompt_ids,
+            options=self.options,
+            plan=self.options.denoising,
+            signal=signal,
+            text=self._text(),
+            submitted_at=self.submitted_at,
+            clock=time.perf_counter,
+            draft_blocks=self.draft_blocks,
+        )
+
+    def autoregressive_row(self, signal: AbortSignal) -> Row:
+        """The same, where it is known that the model generates a token at a time."""
         return Row(
             prompt=self.prompt_ids,
             options=self.options,
             signal=signal,
-            text=text,
-            tail_split=resident.info.composition.prefill_tail_split,
-            submitted_at=submitted_at,
+            text=self._text(),
+            tail_split=self.resident.info.composition.prefill_tail_split,
+            submitted_at=self.submitted_at,
             clock=time.perf_counter,
             chunk_is_exact=self.chunk_is_exact,
-            converts_at=converts_at(resident.info.composition.kv),
+            converts_at=converts_at(self.resident.info.composition.kv),
         )
 
-    def started(self, resident: Resident) -> GenerationStarted:
+    def _text(self) -> TextAssembler:
+        return TextAssembler(self.resident.text.tokenizer, self.options.stop_sequences)
+
+    def started(self) -> GenerationStarted:
         """The event that tells the caller that the row was admitted."""
         return GenerationStarted(
             generation_id=self.generation_id,
             request_id=self.request_id,
-            model=resident.info.name,
-            weights_fingerprint=resident.info.fingerprint,
-            descriptor=resident.info.descriptor,
+            model=self.resident.info.name,
+            weights_fingerprint=self.resident.info.fingerprint,
+            descriptor=self.resident.info.descriptor,
             execution=self.execution,
             options=self.options,
             prompt_tokens=len(self.prompt_ids),
         )
 
 
-def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
-    """Check `request` against the resident model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableAcceptance(Acceptance):
+    """A checked request for a durable generation: by what it is found again, and to what it is tied."""
+
+    checkpoint_key: str
+    identity: DurableIdentity
+    every_tokens: int
+
+    def continuing(self, generation_id: str, continuation: Continuation) -> DurableAcceptance:
+        """The same, under the name and with the seed of the generation that goes on."""
+        options = replace(self.options, seed=continuation.seed)
+        return replace(self, generation_id=generation_id, options=options)
+
+
+def accept(resident: Resident, request: GenerationRequest, submitted_at: float) -> Acceptance:
+    """Check `request`, which came at `submitted_at` of the performance counter, against the resident model.
 
     Raises:
         EngineError: the first reason to refuse it.
     """
+    if request.options.checkpoint_every_tokens is not None:
+        raise InvalidRequestError.of("options.checkpoint_every_tokens", "has no meaning unless delivery.durable is set")
+    return _accepted(resident, request, submitted_at)
+
+
+def accept_durable(resident: Resident, request: GenerationRequest, submitted_at: float) -> DurableAcceptance:
+    """Check `request` for a durable generation. Raises what `accept` raises."""
+    resident.durable.require()
+    accepted = _accepted(resident, request, submitted_at)
+    info, adapters = resident.info, accepted.options.adapters
+    salt = "" if request.options.cache is None else request.options.cache.salt
+    key = generation_checkpoint_key(
+        accepted.prompt_ids,
+        accepted.options,
+        cache_namespace=json.dumps([salt, adapter_namespace(info, adapters)]),
+        execution=accepted.execution,
+        binding_identity={
+            "artifact": info.fingerprint,
+            "implementation": info.descriptor.id,
+            "stateAbi": info.descriptor.state_abi,
+            "codec": str(FORMAT),
+        },
+    )
+    return DurableAcceptance(
+        **{one.name: getattr(accepted, one.name) for one in fields(accepted)},
+        checkpoint_key=key,
+        identity=durable_identity(info, resident.text.tokenizer.fingerprint, adapters),
+        every_tokens=request.options.checkpoint_every_tokens or DEFAULT_EVERY_TOKENS,
+    )
+
+
+def _accepted(resident: Resident, request: GenerationRequest, submitted_at: float) -> Acceptance:
     _refuse_what_the_method_lacks(resident, request)
     geometry = resident.info.geometry
     bound, context_length = request.max_prompt_tokens, geometry.context_length
@@ -131,6 +191,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
     generation_id = uuid.uuid4().hex
     prefix = resolve_prefix(request.options, options, resident.info, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
+        resident=resident,
         generation_id=generation_id,
         request_id=request.request_id or generation_id,
         prompt_ids=prompt_ids,
@@ -138,6 +199,7 @@ def accept(resident: Resident, request: GenerationRequest) -> Acceptance:
         execution=resolve_execution(composition, resident.info.declaration, prompt_cache=prefix is not None),
         prefix=prefix,
         chunk_is_exact=chunk_is_exact,
+        submitted_at=submitted_at,
         state_bytes=_state_bytes(resident, len(prompt_ids), options, step_tokens=widest, context_tokens=context_tokens),
         context_tokens=context_tokens,
         unit_tokens=widest,

@@ -56,6 +56,7 @@ class Batch:
         self._clock = clock
         self._tell = tell
         self._prefixes = stepper.prefixes
+        self._checkpoints = stepper.checkpoints
         self._jobs = Scheduler[Job](stepper.limits)
         self._step: _Step | None = None
         self._suspects: dict[Job, int] = {}
@@ -168,15 +169,20 @@ class Batch:
     def _admit(self) -> Told:
         admitted = self._jobs.admit(self._begin, self._may_begin)
         self._prefixes.make_room(self._jobs.room_bytes)
-        return [(job.mailbox, job.admitted()) for job in admitted]
+        return [event for job in admitted for event in _events(job, job.first_events(), None)]
 
     def _may_begin(self, job: Job) -> bool:
         """Whether `job` gains nothing by waiting for a prompt of no less priority."""
+        if job.continuation is not None:
+            return True
         others = ((other.row, other.prefix) for other in self._jobs.running if other.priority >= job.priority)
         return not self._prefixes.awaits(job.row, job.prefix, others)
 
     def _begin(self, job: Job) -> None:
-        warm = self._prefixes.begin(job.row, job.prefix, self._jobs.room_bytes)
+        if job.continuation is None:
+            warm = self._prefixes.begin(job.row, job.prefix, self._jobs.room_bytes)
+        else:
+            warm = self._checkpoints.begin(job.continuation)
         caches, cached_tokens = (self._stepper.make_caches(), 0) if warm is None else warm
         stops = self._prefixes.stops(job.row, job.prefix, cached_tokens)
         job.row.admit(caches, cached_tokens, joins_tail=not stops)
@@ -243,7 +249,10 @@ class Batch:
         self._tally.generated_tokens += row.next_index - before
         if drawn is not None:
             self._prefixes.confirm(row, self._jobs.room_bytes)
-        if finished is not None:
+        if finished is None:
+            self._checkpoints.confirm(job.durable)
+        else:
+            self._checkpoints.finish(job.durable)
             self._leave(job, keep=True)
         return _events(job, events, finished)
 
@@ -266,6 +275,7 @@ class Batch:
         told = [] if guilty is None else self._fail(guilty, GenerationFailedError(correlation_id))
         for job in self._jobs.running:
             self._prefixes.forget(job.row)
+            self._checkpoints.distrust(job.durable)
             job.row.restart(self._stepper.make_caches())
         return told
 
@@ -299,13 +309,14 @@ class Batch:
             self._let_go(job)
 
     def _keep_states(self) -> None:
-        """Keep states of rows that have ended or read their prompt.
+        """Keep states of rows that have ended or read their prompt, and take checkpoints of those that go on.
 
         It waits for the step in hand, so it comes when everybody has been told of the one before.
         """
         self._keep(self._left)
         for job in () if self._step is None else self._step.targets:
             self._prefixes.watch(job.row, job.prefix)
+            self._checkpoints.watch(job.durable)
 
     def _keep_prompts_given_up(self) -> None:
         """Keep what was read of them before those who waited for it are admitted.
@@ -323,6 +334,7 @@ class Batch:
 
     def _let_go(self, job: Job) -> None:
         self._prefixes.forget(job.row)
+        self._checkpoints.forget(job.durable)
         job.row.close()
         self._stepper.ended()
 

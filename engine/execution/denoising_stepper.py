@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from engine.contracts.cache import Cache
     from engine.execution.adapter_mounts import AdapterMounts
+    from engine.execution.checkpoints import CheckpointKeeper
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
     from engine.generation.bindings.denoising import MlxDenoisingBinding
@@ -53,15 +54,20 @@ class DenoisingStepper:
         wired: WiredScope,
         limits: Limits,
         prefixes: PrefixKeeper,
+        checkpoints: CheckpointKeeper,
         adapters: AdapterMounts | None = None,
     ) -> None:
-        """Hold `wired` from first work to idle; `prefixes` keeps nothing. `adapters` None: the graph takes none."""
+        """Hold `wired` from first work to idle; `prefixes` and `checkpoints` keep nothing.
+
+        `adapters` None: the graph takes none.
+        """
         self._binding = binding
         self.adapters = adapters
         self._wired = wired
         self._units = 0
         self.limits = limits
         self.prefixes = prefixes
+        self.checkpoints = checkpoints
         self._wired.__enter__()
 
     @property

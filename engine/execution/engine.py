@@ -11,7 +11,7 @@ import enum
 import itertools
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engine.contracts.cancellation import AbortController, AbortReason
 from engine.contracts.errors import (
@@ -23,10 +23,11 @@ from engine.contracts.errors import (
 )
 from engine.contracts.load import EngineLoad, GenerationPhase, GenerationStatus, no_load_progress
 from engine.contracts.results import FinishReason
-from engine.execution.accepting import Acceptance, accept
+from engine.execution.accepting import DurableAcceptance, accept, accept_durable
+from engine.execution.beginning import opened_job
 from engine.execution.delivery import Dispatcher, Mailbox
-from engine.execution.job import Job
 from engine.execution.residency import Residency
+from engine.execution.state_identity import durable_identity
 from engine.execution.state_room import estimate
 from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread
@@ -35,16 +36,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.contracts.adapters import AdapterInfo
+    from engine.contracts.durability import Continuation, DurableFolder, DurableIdentity, DurableStore
     from engine.contracts.events import GenerationEvent, GenerationFinished, GenerationRequest
     from engine.contracts.load import ClearReport, LoadProgress, UnloadReport
     from engine.contracts.memory import MemoryEstimate, MemoryLoad
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
+    from engine.execution.accepting import Acceptance
     from engine.execution.job import Stepper
     from engine.execution.resident import EngineSettings, Resident
     from engine.execution.rows import JobRow
 
 logger = logging.getLogger(__name__)
+
+AcceptanceT = TypeVar("AcceptanceT", bound="Acceptance")
 
 STOP_SECONDS: Final = 10.0
 """How long `stop` waits for the engine thread, which ends after the step in hand."""
@@ -304,15 +309,95 @@ class Engine:
         Raises:
             EngineError: see the tree; nothing of the request remains.
         """
+        return self.begin(request, await self._checked(accept, request))
+
+    async def prepare(self, request: GenerationRequest) -> DurableAcceptance:
+        """Tokenize and check a request for a durable generation; nothing is held for it yet.
+
+        Raises:
+            EngineError: see the tree.
+        """
+        return await self._checked(accept_durable, request)
+
+    async def _checked(
+        self, check: Callable[[Resident, GenerationRequest, float], AcceptanceT], request: GenerationRequest
+    ) -> AcceptanceT:
+        """What `check` makes of a request beside the loop, for the model that is resident when it is done."""
         submitted_at = time.perf_counter()
         while True:
             resident = self._resolve_model(request.model)
             self._refuse_duplicate(request.caller, request.request_id)
-            acceptance = await self._text_work.run(accept, resident, request)
+            acceptance = await self._text_work.run(check, resident, request, submitted_at)
             if self._ready() is resident:
-                break  # else the model or its adapters have changed meanwhile
+                return acceptance  # else the model or its adapters have changed meanwhile
+
+    def begin(
+        self,
+        request: GenerationRequest,
+        acceptance: Acceptance,
+        folder: DurableFolder | None = None,
+        continuation: Continuation | None = None,
+    ) -> Generation:
+        """Queue what was accepted.
+
+        Args:
+            request: the request itself.
+            acceptance: what was made of it; a durable one carries the name and the seed of a generation that goes on.
+            folder: where checkpoints go. It stays the caller's, to be released or removed after the end.
+            continuation: how far the generation is known; its tokens are told again, after `GenerationStarted`.
+
+        Raises:
+            UnavailableError: another model, or other adapters, are resident by now.
+            EngineError: it cannot be queued. In either case nothing remains, and the folder is as it was.
+        """
+        resident = self._ready()
+        if acceptance.resident is not resident:
+            raise UnavailableError("reloading", "the model or its adapters have changed meanwhile")
         self._refuse_duplicate(request.caller, acceptance.request_id)
-        return self._submit(resident, request, acceptance, submitted_at)
+        if self._thread is None:
+            raise UnavailableError("stopped")
+        key = (request.caller, acceptance.request_id)
+        mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
+        controller = AbortController()
+        job, finished = opened_job(
+            request,
+            acceptance,
+            signal=controller.signal,
+            mailbox=mailbox,
+            folder=folder,
+            continuation=continuation,
+            max_queue_seconds=self._settings.max_queue_seconds,
+        )
+        generation = Generation(
+            generation_id=acceptance.generation_id,
+            request_id=acceptance.request_id,
+            number=next(self._numbers),
+            resident=resident,
+            controller=controller,
+            mailbox=mailbox,
+            row=job.row,
+        )
+        if finished is None:
+            self._thread.submit(job, to=resident.number)
+            self._live[key] = (generation, acceptance.generation_id)
+        else:  # nothing is left to generate
+            for event in (*job.first_events(), finished):
+                mailbox.put(event)
+        return generation
+
+    @property
+    def durable_store(self) -> DurableStore:
+        """Where durable generations are kept.
+
+        Raises:
+            UnsupportedOptionError: none can be.
+        """
+        return self._ready().durable.require()
+
+    def durable_identity(self, request: GenerationRequest) -> DurableIdentity:
+        """What a durable generation of `request` would be tied to. The first call takes a while."""
+        resident = self._ready()
+        return durable_identity(resident.info, resident.text.tokenizer.fingerprint, request.options.adapters)
 
     def abort(self, *, caller: str, request_id: str = "", generation_id: str = "") -> Generation | None:
         """Raise the abort signal of the caller's live generation of that id; None if there is none."""
@@ -363,44 +448,6 @@ class Engine:
         if self._residency is None:
             raise RuntimeError("a load begins before there is a place for its model")
         return self._residency.first(report)
-
-    def _submit(
-        self, resident: Resident, request: GenerationRequest, acceptance: Acceptance, submitted_at: float
-    ) -> Generation:
-        key = (request.caller, acceptance.request_id)
-        mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
-        controller = AbortController()
-        row = acceptance.open_row(resident, controller.signal, submitted_at)
-        generation = Generation(
-            generation_id=acceptance.generation_id,
-            request_id=acceptance.request_id,
-            number=next(self._numbers),
-            resident=resident,
-            controller=controller,
-            mailbox=mailbox,
-            row=row,
-        )
-        if self._thread is None:
-            raise UnavailableError("stopped")
-        self._thread.submit(
-            Job(
-                row=row,
-                mailbox=mailbox,
-                started=acceptance.started(resident),
-                caller=request.caller,
-                priority=request.priority,
-                submitted_at=submitted_at,
-                deadline_seconds=request.deadline_seconds,
-                max_queue_seconds=self._settings.max_queue_seconds,
-                predicted_bytes=acceptance.state_bytes,
-                context_tokens=acceptance.context_tokens,
-                unit_tokens=acceptance.unit_tokens,
-                prefix=acceptance.prefix,
-            ),
-            to=resident.number,
-        )
-        self._live[key] = (generation, acceptance.generation_id)
-        return generation
 
     def _refuse_duplicate(self, caller: str, request_id: str) -> None:
         if request_id and (caller, request_id) in self._live:

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
-    from engine.contracts.events import GenerationStarted
+    from engine.contracts.durability import Continuation
+    from engine.contracts.events import GenerationEvent, GenerationStarted, TokensGenerated
     from engine.contracts.prefix import PrefixUse
     from engine.execution.adapter_mounts import AdapterMounts
+    from engine.execution.checkpoints import CheckpointKeeper, DurableRow
     from engine.execution.delivery import Mailbox
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.rows import JobRow
@@ -50,6 +52,10 @@ class Stepper(Protocol):
     def held_bytes(self) -> int:
         """What the model holds, rows apart."""
 
+    @property
+    def checkpoints(self) -> CheckpointKeeper:
+        """States from which rows can be continued after a crash."""
+
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
 
@@ -78,7 +84,8 @@ class Job:
 
     `submitted_at` is a time of the engine's clock; from then on its caller has `deadline_seconds` (None: for ever), and
     it may wait `max_queue_seconds` for a row (None: for ever).
-    `predicted_bytes` and `context_tokens` are of the row at its longest, `unit_tokens` of its widest unit.
+    `predicted_bytes` and `context_tokens` are of the row at its longest, `unit_tokens` of its widest unit. A row that
+    continues a generation has `replayed` its tokens, which are told once it is admitted.
     """
 
     row: JobRow
@@ -93,6 +100,9 @@ class Job:
     context_tokens: int = 1
     unit_tokens: int = 1
     prefix: PrefixUse | None = None
+    durable: DurableRow | None = None
+    continuation: Continuation | None = None
+    replayed: TokensGenerated | None = None
 
     @property
     def due_at(self) -> float:
@@ -118,7 +128,8 @@ class Job:
         """Tokens of the next unit."""
         return self.row.next_width(limit_tokens)
 
-    def admitted(self) -> GenerationStarted:
-        """What the caller is told, now that it is known with how much of its prompt the row began."""
+    def first_events(self) -> list[GenerationEvent]:
+        """What the caller is told once it is known with how much of its prompt the row begins."""
         cached_tokens = self.row.cached_tokens
-        return replace(self.started, cached_tokens=cached_tokens) if cached_tokens else self.started
+        started = replace(self.started, cached_tokens=cached_tokens) if cached_tokens else self.started
+        return [started, *([] if self.replayed is None else [self.replayed])]

@@ -19,9 +19,11 @@ from engine.contracts.load import LoadPhase, LoadProgress
 from engine.contracts.model import ModelInfo
 from engine.contracts.options import OptionDefaults
 from engine.execution.adapter_mounts import AdapterMounts
+from engine.execution.checkpoints import CheckpointKeeper
 from engine.execution.composing import compose, weights_facts
 from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
-from engine.execution.prefix_opening import no_prefixes, open_prefixes
+from engine.execution.durable_opening import open_durable
+from engine.execution.prefix_opening import no_prefixes, open_prefixes, restore_nothing
 from engine.execution.scheduler import Limits, no_workspace
 from engine.execution.state_room import smallest_row_bytes
 from engine.execution.stepper import PackedStepper, exercise
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
     from engine.artifacts.artifact import Artifact
     from engine.contracts.adapters import AdapterInfo
     from engine.contracts.composition import Composition
+    from engine.contracts.durability import DurableStore
     from engine.execution.job import Stepper
-    from engine.execution.resident import EngineSettings, ModelFiles
+    from engine.execution.resident import DurablePlace, EngineSettings, ModelFiles
     from engine.ops.adapted import AdapterSites
     from engine.runtime.policy import LayoutPolicy, WeightsFacts
     from engine.runtime.prepare import Runtime
@@ -56,6 +59,7 @@ class LoadedModel:
     stepper: Stepper
     info: ModelInfo
     binding: Binding
+    durable: DurablePlace
 
 
 def load_model(
@@ -113,7 +117,9 @@ def load_model(
     )
     limits = _limits(binding, layout, runtime, settings)
     _require_room(info, limits, settings)
-    return LoadedModel(stepper=_stepper(settings, binding, info, limits, mounts), info=info, binding=binding)
+    durable = open_durable(settings, binding)
+    stepper = _stepper(settings, binding, info, limits, mounts, durable.store)
+    return LoadedModel(stepper=stepper, info=info, binding=binding, durable=durable)
 
 
 def _option_defaults(binding: Binding, artifact: Artifact) -> OptionDefaults:
@@ -127,7 +133,12 @@ def _works(binding: Binding) -> bool:
 
 
 def _stepper(
-    settings: EngineSettings, binding: Binding, info: ModelInfo, limits: Limits, mounts: AdapterMounts | None
+    settings: EngineSettings,
+    binding: Binding,
+    info: ModelInfo,
+    limits: Limits,
+    mounts: AdapterMounts | None,
+    store: DurableStore | None,
 ) -> Stepper:
     """What drives the method of `binding`.
 
@@ -136,9 +147,12 @@ def _stepper(
     """
     wired = _wired_scope(binding)
     if isinstance(binding, MlxDenoisingBinding):
-        return DenoisingStepper(binding, wired, limits, no_prefixes(settings), mounts)
+        return DenoisingStepper(
+            binding, wired, limits, no_prefixes(settings), CheckpointKeeper(restore_nothing), mounts
+        )
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
-    return PackedStepper(binding, wired, limits, prefixes, mounts)
+    checkpoints = CheckpointKeeper(binding.cache_builder.restore, store)
+    return PackedStepper(binding, wired, limits, prefixes, checkpoints, mounts)
 
 
 def _bound(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import ConfigurationError
 from engine.execution.prefixes import PrefixKeeper
+from engine.execution.state_identity import state_identity
 from engine.generation.memory import PREFIX_SHARE
 from engine.state.prefix_disk import PrefixDisk
 from engine.state.prefix_store import PrefixStore
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 
 DEFAULT_DISK_BYTES = 8 * 1024**3
-STATE_REVISION = 2
-"""To be raised whenever a graph or a cache of this build computes or lays out a state in another way."""
 
 
 def open_prefixes(
@@ -53,30 +50,9 @@ def no_prefixes(settings: EngineSettings) -> PrefixKeeper:
     for name in ("prefix_cache_dir", "prefix_cache_bytes"):
         if getattr(settings, name):
             raise ConfigurationError(name, "this model denoises blocks, and keeps no prefixes")
-    return PrefixKeeper(PrefixStore(0), _restore_nothing)
+    return PrefixKeeper(PrefixStore(0), restore_nothing)
 
 
-def _restore_nothing(_snapshots: Sequence[LayerSnapshot], _tokens: int) -> list[Cache]:
-    raise ValueError("no prefix was kept that could be restored")
-
-
-def state_identity(info: ModelInfo) -> str:
-    """Everything that must be equal for a state written by one process to serve another: weights, code, arithmetic."""
-    composition = info.composition
-    return json.dumps(
-        {
-            "weights": info.fingerprint,
-            "model_type": info.model_type,
-            "graph": asdict(info.descriptor),
-            "geometry": asdict(info.geometry),
-            "kv": repr(composition.kv),
-            "paged_kv": None if composition.paged_kv is None else asdict(composition.paged_kv),
-            "compute_dtype": composition.compute_dtype,
-            "row_tile_tokens": composition.row_tile_tokens,
-            "library_arithmetic": composition.library_arithmetic,
-            "device": [info.runtime.device, info.runtime.device_name],
-            "blas": info.runtime.blas,
-            "versions": [info.runtime.mlx_version, STATE_REVISION],
-        },
-        sort_keys=True,
-    )
+def restore_nothing(_snapshots: Sequence[LayerSnapshot], _tokens: int) -> list[Cache]:
+    """Nothing was kept, so this is never called."""
+    raise ValueError("nothing was kept that could be restored")

@@ -17,7 +17,7 @@ from engine.adapters.files import open_adapters
 from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.identity import weights_fingerprint
-from engine.contracts.errors import MissingArtifactError, UnavailableError
+from engine.contracts.errors import MissingArtifactError, UnavailableError, UnsupportedOptionError
 from engine.contracts.load import LoadPhase, LoadProgress, no_load_progress
 from engine.execution.state_room import MemoryFacts
 from engine.runtime.prepare import prepare_runtime
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from engine.adapters.files import AdapterFiles
     from engine.artifacts.artifact import Artifact
     from engine.artifacts.pulling import PullProgress
+    from engine.contracts.durability import DurableStore
     from engine.contracts.model import ModelInfo
     from engine.contracts.prefill import PrefillPolicy
     from engine.execution.job import Stepper
@@ -59,6 +60,8 @@ class EngineSettings:
     row needs the room; None means a quarter of it, 0 none. `prefix_cache_dir` keeps them on disk too, within
     `prefix_cache_disk_bytes` (None: 8 GiB). `adapters` are ids and folders of adapters to mount, and `adapters_dir`
     the folder below which more may be mounted while the model serves.
+    `checkpoint_bytes` bounds what is kept of durable generations under `state_dir` (None: 8 GiB; 0 refuses them), and
+    `checkpoint_age_seconds` how long it is kept after it was written last.
     """
 
     model: str
@@ -78,6 +81,8 @@ class EngineSettings:
     prefix_cache_disk_bytes: int | None = None
     adapters: tuple[tuple[str, Path], ...] = ()
     adapters_dir: Path | None = None
+    checkpoint_bytes: int | None = None
+    checkpoint_age_seconds: float = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,24 @@ class ModelFiles:
     name: str
     artifact: Artifact
     adapters: tuple[AdapterFiles, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurablePlace:
+    """Where durable generations are kept; without a `store`, `refusal` says why none can be."""
+
+    store: DurableStore | None = None
+    refusal: str = ""
+
+    def require(self) -> DurableStore:
+        """The store.
+
+        Raises:
+            UnsupportedOptionError: there is none.
+        """
+        if self.store is None:
+            raise UnsupportedOptionError("delivery.durable", self.refusal)
+        return self.store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +126,7 @@ class Resident:
     state_bytes: int
     holds_workspace: bool
     prefix_bytes: int
+    durable: DurablePlace
     number: int = 0
 
     @property
@@ -223,6 +247,7 @@ def load_on_engine_thread(
         state_bytes=stepper.limits.state_bytes,
         holds_workspace=settings.state_bytes is None,
         prefix_bytes=stepper.prefixes.capacity_bytes,
+        durable=loaded.durable,
     )
 
 

@@ -5,6 +5,7 @@ This module imports mlx, so the engine thread imports it, after the runtime was 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -12,12 +13,14 @@ import mlx.core as mx
 from engine.contracts.graph import PackedSegment
 from engine.execution.usage import finish_usage
 from engine.generation.autoregressive import dispatch_packed_step
+from engine.state.state_arrays import to_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.contracts.cache import Cache
     from engine.execution.adapter_mounts import AdapterMounts
+    from engine.execution.checkpoints import CheckpointKeeper
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
     from engine.generation.autoregressive import PendingStep
@@ -38,6 +41,7 @@ class PackedStepper:
         wired: WiredScope,
         limits: Limits,
         prefixes: PrefixKeeper,
+        checkpoints: CheckpointKeeper,
         adapters: AdapterMounts | None = None,
     ) -> None:
         """Hold `wired` from first work to idle. `adapters` None: the graph takes none."""
@@ -47,6 +51,7 @@ class PackedStepper:
         self._steps = 0
         self.limits = limits
         self.prefixes = prefixes
+        self.checkpoints = checkpoints
         self._wired.__enter__()
 
     @property
@@ -86,6 +91,7 @@ class PackedStepper:
     def close(self) -> None:
         """Release the weights and what is kept of rows."""
         self.prefixes.close()
+        self.checkpoints.close()
         self._binding.graph.close()
         mx.clear_cache()
 
@@ -96,11 +102,34 @@ def exercise(binding: MlxAutoregressiveBinding) -> bool:
     try:
         finite = []
         for width in TRIAL_TOKENS:
-            hidden = binding.hidden(mx.zeros((1, width), dtype=mx.uint32), [PackedSegment(width, caches)])
-            logits = binding.project(hidden[:, -1:])
+            logits = _logits(binding, width, caches)
             finite.append(mx.isfinite(logits).all())
-            mx.eval(finite, mx.argmax(logits, axis=-1), [cache.arrays() for cache in caches])
+            mx.eval(finite, mx.argmax(logits, axis=-1))
         return all(flag.item() for flag in finite)
     finally:
         for cache in caches:
             cache.close()
+
+
+def stores_states(binding: MlxAutoregressiveBinding) -> bool:
+    """Whether a row's state can be written down and read back so that the next token has the very same logits."""
+    caches = binding.make_cache()
+    restored: list[Cache] = []
+    try:
+        _logits(binding, TRIAL_TOKENS[0], caches)
+        layers = [cache.snapshot() for cache in caches]
+        bare = [replace(layer, arrays={}) for layer in layers]
+        restored = binding.cache_builder.restore(to_device(bare, to_host(layers)), TRIAL_TOKENS[0])
+        return bool(mx.array_equal(_logits(binding, 1, caches), _logits(binding, 1, restored)).item())
+    except (KeyError, ValueError):
+        return False
+    finally:
+        for cache in (*caches, *restored):
+            cache.close()
+
+
+def _logits(binding: MlxAutoregressiveBinding, width: int, caches: Sequence[Cache]) -> mx.array:
+    hidden = binding.hidden(mx.zeros((1, width), dtype=mx.uint32), [PackedSegment(width, caches)])
+    logits = binding.project(hidden[:, -1:])
+    mx.eval(logits, [cache.arrays() for cache in caches])
+    return logits

@@ -41,7 +41,6 @@ NOT_AVAILABLE = "this build does not offer it yet"
 
 _UNAVAILABLE: dict[str, Callable[[GenerateOptions], bool]] = {
     "constraint": lambda o: o.constraint is not None,
-    "checkpoint_every_tokens": lambda o: o.checkpoint_every_tokens is not None,
     "speculation": lambda o: o.speculation is not None,
     "fill": lambda o: o.fill not in (None, "off"),
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.contracts.events import GenerationFinished, PrefillProgress, TokensGenerated
-from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, tokens_per_second
+from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, SampledToken, tokens_per_second
 from engine.generation.ending import abort_outcome
 from engine.generation.prefill import PrefillStep, next_prefill_step
 from engine.sampling.recipe import Draw, Recipe
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent
     from engine.contracts.options import ResolvedOptions
-    from engine.contracts.results import SampledToken
     from engine.generation.text import TextAssembler
 
 
@@ -105,6 +104,7 @@ class Row:
         self._cached_tokens = 0
         self._told_prefilled = 0
         self._generated: list[int] = []
+        self._resumed_tokens = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -145,6 +145,16 @@ class Row:
         return (self._prompt + tuple(self._generated))[: self._position - self._is_astray]
 
     @property
+    def known_tokens(self) -> tuple[int, ...]:
+        """Ids of the prompt, then of all committed tokens."""
+        return self._prompt + tuple(self._generated)
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether the state holds a token that turned out to be another, until the step in hand is read."""
+        return self._is_astray
+
+    @property
     def unfed_tokens(self) -> int:
         """Known tokens that remain to be fed."""
         return len(self._fed) - self._fed_tokens
@@ -164,14 +174,36 @@ class Row:
         return self._prefill_step(limit_tokens).tokens if self.is_prefilling else 1
 
     def admit(self, caches: list[Cache], cached_tokens: int = 0, *, joins_tail: bool = True) -> None:
-        """Take caches that hold the first `cached_tokens` of the prompt, and start the clock of the prefill.
+        """Take caches that hold the first `cached_tokens` of what is known, and start the clock of the prefill.
 
         `joins_tail` lets the prompt's last token share a step with what comes before it, where the caches allow that.
         """
         self.caches = caches
         self._joins_tail = joins_tail and bool(caches) and all(cache.is_seated for cache in caches)
-        self._fed_tokens = self._position = self._cached_tokens = self._told_prefilled = cached_tokens
+        self._fed_tokens = self._position = cached_tokens
+        self._cached_tokens = self._told_prefilled = min(cached_tokens, len(self._prompt))
         self._admitted_at = self._clock()
+
+    def replay(self, tokens: Sequence[int]) -> tuple[list[GeneratedToken], str, GenerationFinished | None]:
+        """Take tokens that another row of this generation has committed; call it before the row is admitted.
+
+        Text, stop rule and penalties are brought to where they were, and nothing is computed. What the state that the
+        row is then given does not hold is fed again, the generated tokens one at a time as before: no bit differs.
+
+        Returns:
+            The tokens that are shown, their text, and the end if the last of them brings it.
+        """
+        shown, texts, finished = [], [], None
+        for token in tokens:
+            one, text, finished = self.commit(SampledToken(token))
+            shown += [] if one is None else [one]
+            texts.append(text)
+            if finished is not None:
+                break
+        self._fed = self._prompt + tuple(self._generated[:-1])
+        self._resumed_tokens = len(self._generated)
+        self._first_token_at = self._newest_token_at = None
+        return shown, "".join(texts), finished
 
     def limit_next_unit(self, tokens: int) -> None:
         """Let the next unit be no wider than `tokens`, unless its chunk is exact."""
@@ -280,13 +312,15 @@ class Row:
         first = now if self._first_token_at is None else self._first_token_at
         newest = now if self._newest_token_at is None else self._newest_token_at
         prefill_ms, decode_ms = 1000 * (first - admitted), 1000 * (newest - first)
+        if self._resumed_tokens:  # the first token was there before
+            prefill_ms = 0.0
         prefilled_tokens = len(self._prompt) if self._generated else self.prefilled_tokens
         return GenerateStats(
             prompt_tokens=len(self._prompt),
             cached_tokens=self._cached_tokens,
             generated_tokens=len(self._generated),
             prefill_tps=tokens_per_second(max(0, prefilled_tokens - self._cached_tokens), prefill_ms),
-            decode_tps=tokens_per_second(len(self._generated), decode_ms),
+            decode_tps=tokens_per_second(len(self._generated) - self._resumed_tokens, decode_ms),
             prefill_ms=prefill_ms,
             decode_ms=decode_ms,
             queue_ms=1000 * (admitted - self._submitted_at),
@@ -308,6 +342,8 @@ class Row:
         return [*self._prompt[surplus:], *self._generated]
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
+        if self._resumed_tokens and self._fed_tokens >= len(self._prompt):
+            return PrefillStep(self._fed_tokens, self._fed_tokens + 1, final=self.unfed_tokens == 1)
         chunk = self.options.prefill_chunk_size
         is_exact = self._chunk_is_exact or (self._converts_at == 0 and not self._fed_tokens)
         if limit_tokens is not None and not is_exact:
@@ -316,8 +352,9 @@ class Row:
             chunk = min(chunk, self._converts_at - self._fed_tokens)
         elif self._converts_at and self._chunk_is_exact:
             chunk = min(chunk, chunk - self._fed_tokens % chunk)
+        length = len(self._prompt) if self._resumed_tokens else len(self._fed)
         return next_prefill_step(
-            length=len(self._fed),
+            length=length,
             position=self._fed_tokens,
             chunk_size=chunk,
             tail_split=self._tail_split,

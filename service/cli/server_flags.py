@@ -67,6 +67,10 @@ _FLAGS = (
                  help="LoRA adapter that requests may select by its name; may be repeated."),
     click.option("--adapters-dir", type=FILE,
                  help="Folder below which AdminService may mount more of them. Default: none."),
+    click.option("--checkpoint-bytes", type=int, help="Size of what is kept of durable generations under --state-dir. "
+                 "Default 8 GiB; 0: generations cannot be durable."),
+    click.option("--checkpoint-age-seconds", type=float, help="How long it is kept after it was written last. "
+                 "Default 86400."),
     click.option("--shutdown-late-seconds", type=float, help="How long new calls are still taken once health says that "
                  "the server ends. Default 0.25."),
     click.option("--shutdown-grace-seconds", type=float,

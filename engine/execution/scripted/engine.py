@@ -13,7 +13,7 @@ from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeome
 from engine.contracts.load import no_load_progress
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.execution.engine import Engine
-from engine.execution.resident import Resident
+from engine.execution.resident import DurablePlace, Resident
 from engine.execution.scheduler import Limits
 from engine.execution.scripted.script import END_ID, read_script
 from engine.execution.scripted.stepper import CanvasStepper, ScriptedStepper
@@ -118,6 +118,7 @@ def _resident(script: Script, settings: EngineSettings, limits: Limits) -> Resid
         state_bytes=limits.state_bytes,
         holds_workspace=False,
         prefix_bytes=0,
+        durable=DurablePlace(refusal="a script keeps no checkpoints"),
     )
 
 

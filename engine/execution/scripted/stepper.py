@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.results import SampledToken, TokenLogprobs, TopLogprob
+from engine.execution.checkpoints import CheckpointKeeper
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scripted.script import END_ID, Failure
 from engine.execution.scripted.text import bytes_of
@@ -59,6 +60,7 @@ class ScriptedStepper:
         self.adapters = None
         self.held_bytes = 0
         self.prefixes = PrefixKeeper(PrefixStore(0), _nothing_kept)
+        self.checkpoints = CheckpointKeeper(_nothing_kept)
         self._script = script
         self._clock = clock
         self._sleep = sleep

@@ -9,10 +9,12 @@ from engine.contracts.errors import EngineFailedError, GenerationFailedError
 from engine.contracts.events import CanvasRevised, GenerationFinished, GenerationStarted, TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.execution.batch import Batch
+from engine.execution.checkpoints import CheckpointKeeper
 from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
 from engine.execution.job import Job
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scheduler import Limits
+from engine.execution.tally import StepTally
 from engine.generation.bindings.denoising import bind_denoising_model
 from engine.generation.scopes import WiredScope
 from engine.state.prefix_store import PrefixStore
@@ -37,9 +39,11 @@ class House:
         self.graph = ScriptedGraph(**graph)
         wired = WiredScope(limit_bytes=0, set_limit=lambda limit: 0, synchronize=lambda: None)
         prefixes = PrefixKeeper(PrefixStore(0), restore=None)
-        self.stepper = DenoisingStepper(bind_denoising_model(self.graph), wired, LIMITS, prefixes)
+        self.stepper = DenoisingStepper(
+            bind_denoising_model(self.graph), wired, LIMITS, prefixes, CheckpointKeeper(None)
+        )
         self.told = {}
-        self.batch = Batch(self.stepper, lambda: 0.0, self.hear)
+        self.batch = Batch(self.stepper, lambda: 0.0, self.hear, StepTally())
 
     def hear(self, told):
         for mailbox, event in told:

@@ -153,13 +153,14 @@ REFUSED: dict[str, list[Any]] = {
         Constraint(kind="json_object"),
         Constraint(kind="choice", choices=("a",)),
     ],
-    "checkpoint_every_tokens": [8],
     "speculation": [SpeculationOptions(draft_tokens=2)],
     "fill": ["strict", "echo"],
     "denoising": [DenoisingOptions(full_canvas=True)],
 }
 SHARING = ("cache", "cache_session_id")
 """What never changes the tokens, only how much of a prompt is computed: see the last tests."""
+KEEPING = ("checkpoint_every_tokens",)
+"""What is heard where a generation is durable: see `test_durable_generations.py`."""
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def numbers(outcome):
 
 
 def test_every_option_has_a_pair_or_is_refused():
-    names = [*PAIRS, *REFUSED, *SHARING]
+    names = [*PAIRS, *REFUSED, *SHARING, *KEEPING]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(GenerateOptions))
 
 

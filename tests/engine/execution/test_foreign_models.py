@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from engine.contracts.cancellation import AbortReason
+from engine.contracts.errors import UnsupportedOptionError
 from engine.contracts.events import GenerationRequest, TokensGenerated
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import TokenPrompt
 from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
 from tests.engine.execution.driving import collect, run, settings, tokens
+from tests.engine.execution.dying import die_after, go_on, request
 from tests.engine.models import tiny_foreign
 from tests.engine.models.tiny_foreign import ARCHITECTURES, greedy
 
@@ -98,3 +100,27 @@ async def test_a_prompt_that_begins_like_an_earlier_one_begins_with_its_state(tm
         await engine.stop()
     assert cached[0] == 0
     assert min(cached[1:]) >= 299
+
+
+async def test_a_durable_generation_goes_on_in_another_engine(foreign, tmp_path):
+    """Its caches are mlx-lm's own, and come back whole."""
+    asked = request(tokens(1, 30))
+    engine = Engine(settings(foreign[0], tmp_path))
+    await engine.start()
+    await die_after(engine, asked, 20)
+    engine = Engine(settings(foreign[0], tmp_path))
+    await engine.start()
+    (started, ids, _, _), known = await go_on(engine, asked)
+    await engine.stop()
+    assert started.resumed_tokens == len(known) >= 9
+    assert ids == greedy(foreign[1], list(tokens(1, 30).ids), 60)
+
+
+async def test_a_state_that_does_not_come_back_makes_generations_not_durable_by_name(foreign, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.models.foreign_state._fact", lambda node: f"{type(node).__name__} 0")
+    engine = Engine(settings(foreign[0], tmp_path))
+    await engine.start()
+    with pytest.raises(UnsupportedOptionError, match=r"delivery\.durable .*state of this model's graph"):
+        await engine.prepare(request(tokens(1, 5)))
+    assert len((await run(engine, tokens(1, 5), max_tokens=3, eos_token_ids=()))[1]) == 3
+    await engine.stop()

@@ -24,7 +24,7 @@ class Wired:
 
 
 def stepper(experts):
-    return PackedStepper(SimpleNamespace(experts=experts), Wired(), limits=None, prefixes=None)
+    return PackedStepper(SimpleNamespace(experts=experts), Wired(), limits=None, prefixes=None, checkpoints=None)
 
 
 def test_accounts_are_finished_each_time_a_generation_has_ended():

@@ -16,6 +16,7 @@ from engine.contracts.errors import (
 )
 from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
+from engine.execution.checkpoints import CheckpointKeeper
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.job import Job
 from engine.execution.prefixes import PrefixKeeper
@@ -146,6 +147,7 @@ class FakeStepper:
 
     def __init__(self):
         self.prefixes = PrefixKeeper(PrefixStore(0), restore=None)
+        self.checkpoints = CheckpointKeeper(restore=None)
         self.fault = None
         self.dispatch_faults = 0
         self.guilty = None

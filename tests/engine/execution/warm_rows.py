@@ -12,10 +12,12 @@ from engine.contracts.kv_scheme import PLAIN_KV, converts_at
 from engine.contracts.options import ResolvedOptions
 from engine.contracts.prefix import PrefixUse
 from engine.execution.batch import Batch
+from engine.execution.checkpoints import CheckpointKeeper, DurableRow
 from engine.execution.job import Job
 from engine.execution.prefixes import BOUNDARY_TOKENS, PrefixKeeper
 from engine.execution.scheduler import Limits
 from engine.execution.stepper import PackedStepper
+from engine.execution.tally import StepTally
 from engine.generation.row import Row
 from engine.generation.scopes import WiredScope
 from engine.state.prefix_store import PrefixStore
@@ -56,7 +58,8 @@ class NotingStepper(PackedStepper):
     def __init__(self, binding, limits, prefixes):
         self.graph = NotedGraph(binding.graph)
         wired = WiredScope(limit_bytes=0, set_limit=lambda _: 0, synchronize=lambda: None)
-        super().__init__(dataclasses.replace(binding, graph=self.graph), wired, limits, prefixes)
+        checkpoints = CheckpointKeeper(binding.cache_builder.restore)
+        super().__init__(dataclasses.replace(binding, graph=self.graph), wired, limits, prefixes, checkpoints)
         self.notes = {}
         self.steps = 0
 
@@ -80,7 +83,7 @@ class Rows:
         )
         self.stepper = NotingStepper(binding, limits, self.keeper)
         self.told = []
-        self.batch = Batch(self.stepper, time.perf_counter, self.told.extend)
+        self.batch = Batch(self.stepper, time.perf_counter, self.told.extend, StepTally())
         self.converts_at = converts_at(kind.composition.get("kv", PLAIN_KV))
         self.use = PrefixUse(
             namespace="", cut_tokens=CHUNK if exact else 1, least_tokens=CHUNK if self.converts_at == 0 else 0
@@ -97,19 +100,18 @@ class Rows:
             return boundary if boundary >= BOUNDARY_TOKENS else 0
         return min(shared, prompt_tokens - 1) if shared >= self.kind.least_tokens else 0
 
-    def submit(self, prompt, *, warm=True, max_tokens=6):
+    def submit(self, prompt, *, warm=True, max_tokens=6, durable=None, continuation=None, **changes):
+        values = {"temperature": 0.0, "seed": 1, "seed_was_explicit": True} | changes
         options = ResolvedOptions(
             max_tokens=max_tokens,
             eos_token_ids=(),
             stop_sequences=(),
             prefill_chunk_size=CHUNK,
-            temperature=0.0,
             top_p=0.0,
             top_k=0,
             min_p=0.0,
             min_tokens_to_keep=1,
-            seed=1,
-            seed_was_explicit=True,
+            **values,
         )
         controller = AbortController()
         row = Row(
@@ -124,7 +126,16 @@ class Rows:
             converts_at=self.converts_at,
         )
         started = dataclasses.replace(_started(), prompt_tokens=len(prompt))
-        job = Job(row=row, mailbox=next(self.numbers), started=started, prefix=self.use if warm else None)
+        if continuation is not None:
+            row.replay(continuation.generated)
+        job = Job(
+            row=row,
+            mailbox=next(self.numbers),
+            started=started,
+            prefix=self.use if warm else None,
+            durable=None if durable is None else DurableRow(row=row, use=durable),
+            continuation=continuation,
+        )
         self.batch.submit(job)
         self.jobs.append(job)
         return job, controller

@@ -31,7 +31,6 @@ from engine.generation.planning import (
 
 VALUES = {
     "constraint": Constraint(kind="json_object"),
-    "checkpoint_every_tokens": 16,
     "speculation": SpeculationOptions(draft_tokens=2),
     "fill": "echo",
 }
@@ -64,6 +63,8 @@ HONOURED = {
     "adapters": (AdapterSelection(id="a"), AdapterSelection(id="b", scale=0.5)),
 }
 SHARING = {"cache_session_id": "s", "cache": CacheOptions(bypass=True)}
+KEEPING = {"checkpoint_every_tokens": 16}
+"""Heard where a generation is durable; see `tests/engine/execution/test_durable_generations.py`."""
 
 
 def adapter(name, revision="1"):
@@ -119,7 +120,7 @@ def resolve(options, *, prompt_tokens=4, info=None):
 
 
 def test_every_option_is_either_honoured_or_refused():
-    known = {*VALUES, *OF_ANOTHER_METHOD, *HONOURED, *SHARING}
+    known = {*VALUES, *OF_ANOTHER_METHOD, *HONOURED, *SHARING, *KEEPING}
     assert known == {field.name for field in dataclasses.fields(GenerateOptions)}
 
 

@@ -1,0 +1,1 @@
+"""What being durable costs a generation."""
