@@ -72,7 +72,7 @@ _FLAGS = (
     click.option("--checkpoint-age-seconds", type=float, help="How long it is kept after it was written last. "
                  "Default 86400."),
     click.option("--shutdown-late-seconds", type=float, help="How long new calls are still taken once health says that "
-                 "the server ends. Default 0.25."),
+                 "the server ends. Default 0.1."),
     click.option("--shutdown-grace-seconds", type=float,
                  help="How long running streams may go on at the end. Default 5."),
     click.option("--health-stall-seconds", type=float, help="Age at which a step counts as stuck. Default 60."),
