@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import grpc
@@ -97,7 +97,7 @@ class Callers:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         return stub.Generate(request(seed, **self._sizes), **call)
 
-    async def _read(self, call: grpc.aio.UnaryStreamCall, most: int | None = None) -> list[int]:
+    async def _read(self, call: AsyncIterable[generation_pb2.GenerateResponse], most: int | None = None) -> list[int]:
         ids: list[int] = []
         async for response in call:
             for token in response.chunk.tokens:
@@ -157,14 +157,12 @@ class Callers:
         self._compare(seed, ids, whole=True)
 
     async def _abort(self, channel: grpc.aio.Channel, seed: int, choice: random.Random) -> None:
-        call = self._stream(channel, seed)
-        started = await call.read()
-        if started is grpc.aio.EOF:
-            return
+        responses = aiter(self._stream(channel, seed))
+        started = await anext(responses)
         await asyncio.sleep(choice.random() * 0.05)
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         await stub.Abort(generation_pb2.AbortRequest(generation_id=started.started.generation_id))
-        await self._read(call)
+        self._compare(seed, await self._read(responses), whole=False)
 
     async def _bad(self, channel: grpc.aio.Channel, seed: int, _choice: random.Random) -> None:
         asked = request(seed, **self._sizes)
