@@ -9,17 +9,36 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Final, TextIO
+from types import TracebackType
+from typing import Final, TextIO, TypeAlias
+
+from service.tracebacks import without_values
+
+ExceptionInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 # What every JSON line has; a field of the same name is put aside as "field_NAME".
 OWN_KEYS: Final = ("time", "level", "logger", "message", "exception")
 
 
-class KeyValueFormatter(logging.Formatter):
+class DiscreetFormatter(logging.Formatter):
+    """Tells exceptions by kind and place; what they quote only if it is asked for."""
+
+    def __init__(self, layout: str | None = None, *, with_values: bool = False) -> None:
+        super().__init__(layout)
+        self._with_values = with_values
+
+    def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802 - the name is logging's
+        """The lines below a message."""
+        if self._with_values or ei[1] is None:
+            return super().formatException(ei)
+        return without_values(ei[1])
+
+
+class KeyValueFormatter(DiscreetFormatter):
     """Appends the mapping that `extra={"fields": {...}}` brings. Fields that are None are left out."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, *, with_values: bool = False) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", with_values=with_values)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """The line without a traceback."""
@@ -28,7 +47,7 @@ class KeyValueFormatter(logging.Formatter):
         return " ".join([line, *(f"{name}={_quote(value)}" for name, value in fields.items() if value is not None)])
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(DiscreetFormatter):
     """One JSON object for each record, its fields beside the message, a traceback within it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,9 +67,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, stream: TextIO | None = None, *, as_json: bool = False) -> None:
-    """Send everything at `level` or above to `stream` (default: standard error), and nowhere else."""
+    """Send everything at `level` or above to `stream` (default: standard error), and nowhere else.
+
+    The level "debug" shows the texts of exceptions too, which may quote prompts and paths.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else KeyValueFormatter())
+    formatter = JsonFormatter if as_json else KeyValueFormatter
+    handler.setFormatter(formatter(with_values=level.lower() == "debug"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -65,4 +65,19 @@ def test_as_json_a_traceback_stays_within_its_object(json_lines: io.StringIO) ->
         logging.getLogger("service").exception("it failed")
     line = json.loads(json_lines.getvalue())
     assert (line["level"], line["message"]) == ("error", "it failed")
-    assert "RuntimeError: broken" in line["exception"]
+    assert line["exception"].endswith("\nRuntimeError")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("level", "shown"), [("info", False), ("debug", True)])
+def test_what_an_exception_quotes_is_shown_only_when_it_is_asked_for(
+    stream: io.StringIO, level: str, shown: bool, as_json: bool
+) -> None:
+    configure_logging(level, stream, as_json=as_json)
+    try:
+        raise KeyError("a secret prompt")
+    except KeyError:
+        logging.getLogger("service").exception("it failed")
+    assert ("a secret prompt" in stream.getvalue()) == shown
+    assert "KeyError" in stream.getvalue()
+    assert "test_logs.py" in stream.getvalue()

@@ -40,6 +40,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def nginx_scratch(folder: Path) -> str:
+    """Folders that nginx makes at its start, where this user may make them."""
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    return " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
+
+
 def configured(name: str, folder: Path, *, port: int, upstream: str) -> list[str]:
     """The command that runs the proxy with the shipped configuration, but for addresses and the idle limit."""
     file_name, arguments = COMMANDS[name]
@@ -48,7 +54,7 @@ def configured(name: str, folder: Path, *, port: int, upstream: str) -> list[str
         assert shipped in text
         text = text.replace(shipped, ours)
     file = folder / file_name
-    file.write_text(text)
+    file.write_text(text.replace("http {", f"http {{ {nginx_scratch(folder)}"))
     command = shutil.which(name, path=SEARCH_PATH)
     assert command is not None
     return [command, *(one.format(folder=folder, file=file) for one in arguments)]
