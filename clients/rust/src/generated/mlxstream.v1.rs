@@ -447,7 +447,7 @@ pub struct GenerateOptions {
     /// Mounted adapters to apply, in this order; at most 64. Default none: the base model.
     #[prost(message, repeated, tag = "60")]
     pub adapters: ::prost::alloc::vec::Vec<AdapterSelection>,
-    /// Tokens between durable checkpoints of this generation. At least 1. Default: the server's.
+    /// Tokens between two checkpoints of a durable generation. At least 1. Default 64. Only with `delivery.durable`.
     #[prost(uint32, optional, tag = "80")]
     pub checkpoint_every_tokens: ::core::option::Option<u32>,
     /// Label that keeps a conversation's cached prefix warm; never changes the tokens. At most 256 characters.
@@ -2248,6 +2248,10 @@ pub enum ErrorReason {
     MalformedMessage = 4,
     /// A known option or RPC that this server or this model cannot honour. UNIMPLEMENTED; metadata option.
     UnsupportedOption = 5,
+    /// No bearer token, or one that nobody has. UNAUTHENTICATED.
+    Unauthenticated = 10,
+    /// The token's owner may not use this service. PERMISSION_DENIED; metadata service, permission.
+    PermissionDenied = 11,
     /// No model, adapter or generation has this name. NOT_FOUND; metadata kind, name.
     NotFound = 20,
     /// The request id belongs to a live generation. ALREADY_EXISTS; metadata request_id.
@@ -2306,6 +2310,8 @@ impl ErrorReason {
             Self::ChatTemplate => "ERROR_REASON_CHAT_TEMPLATE",
             Self::MalformedMessage => "ERROR_REASON_MALFORMED_MESSAGE",
             Self::UnsupportedOption => "ERROR_REASON_UNSUPPORTED_OPTION",
+            Self::Unauthenticated => "ERROR_REASON_UNAUTHENTICATED",
+            Self::PermissionDenied => "ERROR_REASON_PERMISSION_DENIED",
             Self::NotFound => "ERROR_REASON_NOT_FOUND",
             Self::DuplicateRequestId => "ERROR_REASON_DUPLICATE_REQUEST_ID",
             Self::Overloaded => "ERROR_REASON_OVERLOADED",
@@ -2338,6 +2344,8 @@ impl ErrorReason {
             "ERROR_REASON_CHAT_TEMPLATE" => Some(Self::ChatTemplate),
             "ERROR_REASON_MALFORMED_MESSAGE" => Some(Self::MalformedMessage),
             "ERROR_REASON_UNSUPPORTED_OPTION" => Some(Self::UnsupportedOption),
+            "ERROR_REASON_UNAUTHENTICATED" => Some(Self::Unauthenticated),
+            "ERROR_REASON_PERMISSION_DENIED" => Some(Self::PermissionDenied),
             "ERROR_REASON_NOT_FOUND" => Some(Self::NotFound),
             "ERROR_REASON_DUPLICATE_REQUEST_ID" => Some(Self::DuplicateRequestId),
             "ERROR_REASON_OVERLOADED" => Some(Self::Overloaded),
@@ -2419,7 +2427,8 @@ pub struct GenerateStats {
     /// Prompt tokens computed per second of `prefill_ms`. Cached ones do not count, nor do those that an end left undone.
     #[prost(double, tag = "4")]
     pub prefill_tps: f64,
-    /// `generated_tokens` per second of `decode_ms`, so that the first token counts as well.
+    /// `generated_tokens` per second of `decode_ms`, so that the first token counts as well; those from before a resume do
+    /// not.
     #[prost(double, tag = "5")]
     pub decode_tps: f64,
     /// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed.
