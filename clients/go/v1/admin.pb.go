@@ -150,7 +150,8 @@ func (GenerationPhase) EnumDescriptor() ([]byte, []int) {
 // Names a model to load.
 type LoadModelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// An alias, or a repository id. Paths of the server are refused.
+	// An alias, or a repository id. Paths of the server are refused. Default "": the model that the server was started
+	// with, which may also be asked for by its name, and comes back with the adapters that it was started with.
 	Model         string `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1158,9 +1159,25 @@ type GetLoadResponse struct {
 	// Age of the last step while work is pending; 0 when idle.
 	StepAge *durationpb.Duration `protobuf:"bytes,7,opt,name=step_age,json=stepAge,proto3" json:"step_age,omitempty"`
 	// Whether new work is refused.
-	Draining      bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Draining bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
+	// Name of the served model; empty while there is none.
+	Model string `protobuf:"bytes,9,opt,name=model,proto3" json:"model,omitempty"`
+	// Most generations that may hold a row.
+	MaxRows uint32 `protobuf:"varint,10,opt,name=max_rows,json=maxRows,proto3" json:"max_rows,omitempty"`
+	// Bytes of keys and values that the rows may come to hold.
+	KvBytes uint64 `protobuf:"varint,11,opt,name=kv_bytes,json=kvBytes,proto3" json:"kv_bytes,omitempty"`
+	// Most bytes that rows may come to hold.
+	KvLimitBytes uint64 `protobuf:"varint,12,opt,name=kv_limit_bytes,json=kvLimitBytes,proto3" json:"kv_limit_bytes,omitempty"`
+	// Most bytes that cached prefixes may hold.
+	PrefixCacheLimitBytes uint64 `protobuf:"varint,13,opt,name=prefix_cache_limit_bytes,json=prefixCacheLimitBytes,proto3" json:"prefix_cache_limit_bytes,omitempty"`
+	// Prompt tokens computed per second, over the last seconds.
+	PrefillTps float64 `protobuf:"fixed64,14,opt,name=prefill_tps,json=prefillTps,proto3" json:"prefill_tps,omitempty"`
+	// Tokens generated since the server started.
+	GeneratedTokens uint64 `protobuf:"varint,15,opt,name=generated_tokens,json=generatedTokens,proto3" json:"generated_tokens,omitempty"`
+	// Prompt tokens computed since the server started.
+	PrefilledTokens uint64 `protobuf:"varint,16,opt,name=prefilled_tokens,json=prefilledTokens,proto3" json:"prefilled_tokens,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GetLoadResponse) Reset() {
@@ -1247,6 +1264,62 @@ func (x *GetLoadResponse) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *GetLoadResponse) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *GetLoadResponse) GetMaxRows() uint32 {
+	if x != nil {
+		return x.MaxRows
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetKvBytes() uint64 {
+	if x != nil {
+		return x.KvBytes
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetKvLimitBytes() uint64 {
+	if x != nil {
+		return x.KvLimitBytes
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetPrefixCacheLimitBytes() uint64 {
+	if x != nil {
+		return x.PrefixCacheLimitBytes
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetPrefillTps() float64 {
+	if x != nil {
+		return x.PrefillTps
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetGeneratedTokens() uint64 {
+	if x != nil {
+		return x.GeneratedTokens
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetPrefilledTokens() uint64 {
+	if x != nil {
+		return x.PrefilledTokens
+	}
+	return 0
 }
 
 // Asks to forget cached prefixes.
@@ -1531,7 +1604,7 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\x10generated_tokens\x18\a \x01(\rR\x0fgeneratedTokens\x12;\n" +
 	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\"\x10\n" +
-	"\x0eGetLoadRequest\"\xaa\x02\n" +
+	"\x0eGetLoadRequest\"\xcc\x04\n" +
 	"\x0fGetLoadResponse\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x16\n" +
 	"\x06queued\x18\x02 \x01(\rR\x06queued\x12\x1f\n" +
@@ -1542,7 +1615,17 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"decode_tps\x18\x06 \x01(\x01R\tdecodeTps\x124\n" +
 	"\bstep_age\x18\a \x01(\v2\x19.google.protobuf.DurationR\astepAge\x12\x1a\n" +
-	"\bdraining\x18\b \x01(\bR\bdraining\"Q\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\x12\x14\n" +
+	"\x05model\x18\t \x01(\tR\x05model\x12\x19\n" +
+	"\bmax_rows\x18\n" +
+	" \x01(\rR\amaxRows\x12\x19\n" +
+	"\bkv_bytes\x18\v \x01(\x04R\akvBytes\x12$\n" +
+	"\x0ekv_limit_bytes\x18\f \x01(\x04R\fkvLimitBytes\x127\n" +
+	"\x18prefix_cache_limit_bytes\x18\r \x01(\x04R\x15prefixCacheLimitBytes\x12\x1f\n" +
+	"\vprefill_tps\x18\x0e \x01(\x01R\n" +
+	"prefillTps\x12)\n" +
+	"\x10generated_tokens\x18\x0f \x01(\x04R\x0fgeneratedTokens\x12)\n" +
+	"\x10prefilled_tokens\x18\x10 \x01(\x04R\x0fprefilledTokens\"Q\n" +
 	"\x17ClearPrefixCacheRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x17\n" +
 	"\x04salt\x18\x02 \x01(\tH\x00R\x04salt\x88\x01\x01B\a\n" +
@@ -1577,7 +1660,8 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\x0fListGenerations\x12$.mlxstream.v1.ListGenerationsRequest\x1a%.mlxstream.v1.ListGenerationsResponse\x12F\n" +
 	"\aGetLoad\x12\x1c.mlxstream.v1.GetLoadRequest\x1a\x1d.mlxstream.v1.GetLoadResponse\x12a\n" +
 	"\x10ClearPrefixCache\x12%.mlxstream.v1.ClearPrefixCacheRequest\x1a&.mlxstream.v1.ClearPrefixCacheResponse\x12@\n" +
-	"\x05Drain\x12\x1a.mlxstream.v1.DrainRequest\x1a\x1b.mlxstream.v1.DrainResponseb\x06proto3"
+	"\x05Drain\x12\x1a.mlxstream.v1.DrainRequest\x1a\x1b.mlxstream.v1.DrainResponseB\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_admin_proto_rawDescOnce sync.Once

@@ -38,7 +38,8 @@ const (
 //
 // Changes and watches the server itself.
 type AdminServiceClient interface {
-	// Loads a model and serves it; streams progress until it is warm.
+	// Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+	// A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
 	LoadModel(ctx context.Context, in *LoadModelRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LoadModelResponse], error)
 	// Stops serving a model and frees its memory. Its generations end as aborted.
 	UnloadModel(ctx context.Context, in *UnloadModelRequest, opts ...grpc.CallOption) (*UnloadModelResponse, error)
@@ -54,7 +55,7 @@ type AdminServiceClient interface {
 	GetLoad(ctx context.Context, in *GetLoadRequest, opts ...grpc.CallOption) (*GetLoadResponse, error)
 	// Forgets cached prefixes.
 	ClearPrefixCache(ctx context.Context, in *ClearPrefixCacheRequest, opts ...grpc.CallOption) (*ClearPrefixCacheResponse, error)
-	// Stops taking new work, and reports NOT_SERVING; what runs may finish.
+	// Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (*DrainResponse, error)
 }
 
@@ -171,7 +172,8 @@ func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts .
 //
 // Changes and watches the server itself.
 type AdminServiceServer interface {
-	// Loads a model and serves it; streams progress until it is warm.
+	// Loads a model and serves it in place of the one before; streams progress until it is warm. One load at a time.
+	// A load that fails leaves the model before serving; one that succeeds lets its generations run to their own end.
 	LoadModel(*LoadModelRequest, grpc.ServerStreamingServer[LoadModelResponse]) error
 	// Stops serving a model and frees its memory. Its generations end as aborted.
 	UnloadModel(context.Context, *UnloadModelRequest) (*UnloadModelResponse, error)
@@ -187,7 +189,7 @@ type AdminServiceServer interface {
 	GetLoad(context.Context, *GetLoadRequest) (*GetLoadResponse, error)
 	// Forgets cached prefixes.
 	ClearPrefixCache(context.Context, *ClearPrefixCacheRequest) (*ClearPrefixCacheResponse, error)
-	// Stops taking new work, and reports NOT_SERVING; what runs may finish.
+	// Stops taking new work for good, and reports NOT_SERVING; what runs may finish. The process stays up.
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }

@@ -222,7 +222,8 @@ const file_mlxstream_v1_delivery_proto_rawDesc = "" +
 	"\x0eDeadlinePolicy\x12\x1f\n" +
 	"\x1bDEADLINE_POLICY_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14DEADLINE_POLICY_FAIL\x10\x01\x12\"\n" +
-	"\x1eDEADLINE_POLICY_PARTIAL_RESULT\x10\x02b\x06proto3"
+	"\x1eDEADLINE_POLICY_PARTIAL_RESULT\x10\x02B\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_delivery_proto_rawDescOnce sync.Once

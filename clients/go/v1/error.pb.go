@@ -79,6 +79,14 @@ const (
 	ErrorReason_ERROR_REASON_GRAPH_CONTRACT ErrorReason = 54
 	// A setting of the operator cannot be honoured on this machine. FAILED_PRECONDITION; metadata setting.
 	ErrorReason_ERROR_REASON_CONFIGURATION ErrorReason = 55
+	// A durable generation cannot go on from what is kept of it. FAILED_PRECONDITION; metadata generation_id.
+	ErrorReason_ERROR_REASON_DURABILITY ErrorReason = 60
+	// It was made with another model, adapter or form of storage. FAILED_PRECONDITION; metadata generation_id, differences.
+	ErrorReason_ERROR_REASON_CHECKPOINT_MISMATCH ErrorReason = 61
+	// What is kept of it is damaged. DATA_LOSS; metadata generation_id, file.
+	ErrorReason_ERROR_REASON_CHECKPOINT_DAMAGED ErrorReason = 62
+	// It was kept, and its time has run out. OUT_OF_RANGE; metadata generation_id.
+	ErrorReason_ERROR_REASON_RESUME_POINT_GONE ErrorReason = 63
 )
 
 // Enum value maps for ErrorReason.
@@ -107,6 +115,10 @@ var (
 		53: "ERROR_REASON_ARTIFACT_UNSUPPORTED",
 		54: "ERROR_REASON_GRAPH_CONTRACT",
 		55: "ERROR_REASON_CONFIGURATION",
+		60: "ERROR_REASON_DURABILITY",
+		61: "ERROR_REASON_CHECKPOINT_MISMATCH",
+		62: "ERROR_REASON_CHECKPOINT_DAMAGED",
+		63: "ERROR_REASON_RESUME_POINT_GONE",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -132,6 +144,10 @@ var (
 		"ERROR_REASON_ARTIFACT_UNSUPPORTED": 53,
 		"ERROR_REASON_GRAPH_CONTRACT":       54,
 		"ERROR_REASON_CONFIGURATION":        55,
+		"ERROR_REASON_DURABILITY":           60,
+		"ERROR_REASON_CHECKPOINT_MISMATCH":  61,
+		"ERROR_REASON_CHECKPOINT_DAMAGED":   62,
+		"ERROR_REASON_RESUME_POINT_GONE":    63,
 	}
 )
 
@@ -244,7 +260,7 @@ const file_mlxstream_v1_error_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\x0e2\x19.mlxstream.v1.ErrorReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1c\n" +
 	"\tretryable\x18\x03 \x01(\bR\tretryable\x12%\n" +
-	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\x81\x06\n" +
+	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\x8d\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12 \n" +
@@ -268,7 +284,12 @@ const file_mlxstream_v1_error_proto_rawDesc = "" +
 	"\x1dERROR_REASON_ARTIFACT_CORRUPT\x104\x12%\n" +
 	"!ERROR_REASON_ARTIFACT_UNSUPPORTED\x105\x12\x1f\n" +
 	"\x1bERROR_REASON_GRAPH_CONTRACT\x106\x12\x1e\n" +
-	"\x1aERROR_REASON_CONFIGURATION\x107b\x06proto3"
+	"\x1aERROR_REASON_CONFIGURATION\x107\x12\x1b\n" +
+	"\x17ERROR_REASON_DURABILITY\x10<\x12$\n" +
+	" ERROR_REASON_CHECKPOINT_MISMATCH\x10=\x12#\n" +
+	"\x1fERROR_REASON_CHECKPOINT_DAMAGED\x10>\x12\"\n" +
+	"\x1eERROR_REASON_RESUME_POINT_GONE\x10?B\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_error_proto_rawDescOnce sync.Once

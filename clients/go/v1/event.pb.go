@@ -35,7 +35,7 @@ type Started struct {
 	// Identity of the weights' bytes.
 	WeightsFingerprint string `protobuf:"bytes,4,opt,name=weights_fingerprint,json=weightsFingerprint,proto3" json:"weights_fingerprint,omitempty"`
 	// The graph.
-	Descriptor_ *GraphDescriptor `protobuf:"bytes,5,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	Graph *GraphDescriptor `protobuf:"bytes,5,opt,name=graph,proto3" json:"graph,omitempty"`
 	// What will really run.
 	Execution *ResolvedExecution `protobuf:"bytes,6,opt,name=execution,proto3" json:"execution,omitempty"`
 	// The options after defaults, with the effective seed: sent again as they are, they give the same tokens.
@@ -110,9 +110,9 @@ func (x *Started) GetWeightsFingerprint() string {
 	return ""
 }
 
-func (x *Started) GetDescriptor_() *GraphDescriptor {
+func (x *Started) GetGraph() *GraphDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Graph
 	}
 	return nil
 }
@@ -430,16 +430,14 @@ var File_mlxstream_v1_event_proto protoreflect.FileDescriptor
 
 const file_mlxstream_v1_event_proto_rawDesc = "" +
 	"\n" +
-	"\x18mlxstream/v1/event.proto\x12\fmlxstream.v1\x1a\x18mlxstream/v1/error.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/result.proto\"\xe8\x03\n" +
+	"\x18mlxstream/v1/event.proto\x12\fmlxstream.v1\x1a\x18mlxstream/v1/error.proto\x1a\x18mlxstream/v1/graph.proto\x1a\x1amlxstream/v1/options.proto\x1a\x19mlxstream/v1/result.proto\"\xde\x03\n" +
 	"\aStarted\x12#\n" +
 	"\rgeneration_id\x18\x01 \x01(\tR\fgenerationId\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x02 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12/\n" +
-	"\x13weights_fingerprint\x18\x04 \x01(\tR\x12weightsFingerprint\x12=\n" +
-	"\n" +
-	"descriptor\x18\x05 \x01(\v2\x1d.mlxstream.v1.GraphDescriptorR\n" +
-	"descriptor\x12=\n" +
+	"\x13weights_fingerprint\x18\x04 \x01(\tR\x12weightsFingerprint\x123\n" +
+	"\x05graph\x18\x05 \x01(\v2\x1d.mlxstream.v1.GraphDescriptorR\x05graph\x12=\n" +
 	"\texecution\x18\x06 \x01(\v2\x1f.mlxstream.v1.ResolvedExecutionR\texecution\x127\n" +
 	"\aoptions\x18\a \x01(\v2\x1d.mlxstream.v1.GenerateOptionsR\aoptions\x12*\n" +
 	"\x11seed_was_explicit\x18\b \x01(\bR\x0fseedWasExplicit\x12#\n" +
@@ -465,7 +463,8 @@ const file_mlxstream_v1_event_proto_rawDesc = "" +
 	"\rfinish_reason\x18\x01 \x01(\x0e2\x1a.mlxstream.v1.FinishReasonR\ffinishReason\x12!\n" +
 	"\fmatched_stop\x18\x02 \x01(\tR\vmatchedStop\x121\n" +
 	"\x05stats\x18\x03 \x01(\v2\x1b.mlxstream.v1.GenerateStatsR\x05stats\x123\n" +
-	"\x05error\x18\x04 \x01(\v2\x1d.mlxstream.v1.GenerationErrorR\x05errorb\x06proto3"
+	"\x05error\x18\x04 \x01(\v2\x1d.mlxstream.v1.GenerationErrorR\x05errorB\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_event_proto_rawDescOnce sync.Once
@@ -495,7 +494,7 @@ var file_mlxstream_v1_event_proto_goTypes = []any{
 	(*GenerationError)(nil),   // 11: mlxstream.v1.GenerationError
 }
 var file_mlxstream_v1_event_proto_depIdxs = []int32{
-	5,  // 0: mlxstream.v1.Started.descriptor:type_name -> mlxstream.v1.GraphDescriptor
+	5,  // 0: mlxstream.v1.Started.graph:type_name -> mlxstream.v1.GraphDescriptor
 	6,  // 1: mlxstream.v1.Started.execution:type_name -> mlxstream.v1.ResolvedExecution
 	7,  // 2: mlxstream.v1.Started.options:type_name -> mlxstream.v1.GenerateOptions
 	8,  // 3: mlxstream.v1.TokenChunk.tokens:type_name -> mlxstream.v1.GeneratedToken

@@ -831,7 +831,8 @@ const file_mlxstream_v1_generation_proto_rawDesc = "" +
 	"\bGenerate\x12\x1d.mlxstream.v1.GenerateRequest\x1a\x1e.mlxstream.v1.GenerateResponse0\x01\x12I\n" +
 	"\bComplete\x12\x1d.mlxstream.v1.CompleteRequest\x1a\x1e.mlxstream.v1.CompleteResponse\x12G\n" +
 	"\x06Resume\x12\x1b.mlxstream.v1.ResumeRequest\x1a\x1e.mlxstream.v1.GenerateResponse0\x01\x12@\n" +
-	"\x05Abort\x12\x1a.mlxstream.v1.AbortRequest\x1a\x1b.mlxstream.v1.AbortResponseb\x06proto3"
+	"\x05Abort\x12\x1a.mlxstream.v1.AbortRequest\x1a\x1b.mlxstream.v1.AbortResponseB\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_generation_proto_rawDescOnce sync.Once

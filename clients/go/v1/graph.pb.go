@@ -1200,7 +1200,8 @@ const file_mlxstream_v1_graph_proto_rawDesc = "" +
 	"\x1aDELAYED_AFFINE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13DELAYED_AFFINE_NONE\x10\x01\x12\x1b\n" +
 	"\x17DELAYED_AFFINE_ORDINARY\x10\x02\x12\x16\n" +
-	"\x12DELAYED_AFFINE_ALL\x10\x03b\x06proto3"
+	"\x12DELAYED_AFFINE_ALL\x10\x03B\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_graph_proto_rawDescOnce sync.Once

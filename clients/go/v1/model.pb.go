@@ -214,7 +214,7 @@ type ModelInfo struct {
 	// Family in configuration files, such as "llama".
 	ModelType string `protobuf:"bytes,3,opt,name=model_type,json=modelType,proto3" json:"model_type,omitempty"`
 	// The graph.
-	Descriptor_ *GraphDescriptor `protobuf:"bytes,4,opt,name=descriptor,proto3" json:"descriptor,omitempty"`
+	Graph *GraphDescriptor `protobuf:"bytes,4,opt,name=graph,proto3" json:"graph,omitempty"`
 	// What the graph promises.
 	Declaration *GraphDeclaration `protobuf:"bytes,5,opt,name=declaration,proto3" json:"declaration,omitempty"`
 	// Sizes of the graph.
@@ -246,7 +246,9 @@ type ModelInfo struct {
 	// Most rows that share a step.
 	MaxRows uint32 `protobuf:"varint,26,opt,name=max_rows,json=maxRows,proto3" json:"max_rows,omitempty"`
 	// How keys and values are stored, as `ResolvedExecution.kv_storage` says.
-	KvStorage     string `protobuf:"bytes,27,opt,name=kv_storage,json=kvStorage,proto3" json:"kv_storage,omitempty"`
+	KvStorage string `protobuf:"bytes,27,opt,name=kv_storage,json=kvStorage,proto3" json:"kv_storage,omitempty"`
+	// The adapters that requests may select now, in the order in which they were mounted.
+	Adapters      []*MountedAdapter `protobuf:"bytes,28,rep,name=adapters,proto3" json:"adapters,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -302,9 +304,9 @@ func (x *ModelInfo) GetModelType() string {
 	return ""
 }
 
-func (x *ModelInfo) GetDescriptor_() *GraphDescriptor {
+func (x *ModelInfo) GetGraph() *GraphDescriptor {
 	if x != nil {
-		return x.Descriptor_
+		return x.Graph
 	}
 	return nil
 }
@@ -421,6 +423,86 @@ func (x *ModelInfo) GetKvStorage() string {
 	return ""
 }
 
+func (x *ModelInfo) GetAdapters() []*MountedAdapter {
+	if x != nil {
+		return x.Adapters
+	}
+	return nil
+}
+
+// An adapter over a model, as callers need to know it.
+type MountedAdapter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id, as `AdapterSelection.id` names it.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Identity of its bytes and scale.
+	Revision string `protobuf:"bytes,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Rank of its matrices; the largest where they differ.
+	Rank uint32 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
+	// Its own scale, which `AdapterSelection.scale` replaces.
+	Scale         float64 `protobuf:"fixed64,4,opt,name=scale,proto3" json:"scale,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MountedAdapter) Reset() {
+	*x = MountedAdapter{}
+	mi := &file_mlxstream_v1_model_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MountedAdapter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MountedAdapter) ProtoMessage() {}
+
+func (x *MountedAdapter) ProtoReflect() protoreflect.Message {
+	mi := &file_mlxstream_v1_model_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MountedAdapter.ProtoReflect.Descriptor instead.
+func (*MountedAdapter) Descriptor() ([]byte, []int) {
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MountedAdapter) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *MountedAdapter) GetRevision() string {
+	if x != nil {
+		return x.Revision
+	}
+	return ""
+}
+
+func (x *MountedAdapter) GetRank() uint32 {
+	if x != nil {
+		return x.Rank
+	}
+	return 0
+}
+
+func (x *MountedAdapter) GetScale() float64 {
+	if x != nil {
+		return x.Scale
+	}
+	return 0
+}
+
 // The machinery that runs a model.
 type RuntimeInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -442,7 +524,7 @@ type RuntimeInfo struct {
 
 func (x *RuntimeInfo) Reset() {
 	*x = RuntimeInfo{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[3]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +536,7 @@ func (x *RuntimeInfo) String() string {
 func (*RuntimeInfo) ProtoMessage() {}
 
 func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[3]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +549,7 @@ func (x *RuntimeInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeInfo.ProtoReflect.Descriptor instead.
 func (*RuntimeInfo) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{3}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RuntimeInfo) GetDevice() string {
@@ -525,7 +607,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[4]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +619,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[4]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +632,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{4}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListModelsRequest) GetPageSize() uint32 {
@@ -580,7 +662,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[5]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -592,7 +674,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[5]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -605,7 +687,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{5}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListModelsResponse) GetModels() []*ModelSummary {
@@ -641,7 +723,7 @@ type ModelSummary struct {
 
 func (x *ModelSummary) Reset() {
 	*x = ModelSummary{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[6]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +735,7 @@ func (x *ModelSummary) String() string {
 func (*ModelSummary) ProtoMessage() {}
 
 func (x *ModelSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[6]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +748,7 @@ func (x *ModelSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelSummary.ProtoReflect.Descriptor instead.
 func (*ModelSummary) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{6}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ModelSummary) GetName() string {
@@ -721,7 +803,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[7]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -733,7 +815,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[7]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -746,7 +828,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{7}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokenizeRequest) GetModel() string {
@@ -790,7 +872,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[8]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -802,7 +884,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[8]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -815,7 +897,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{8}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TokenizeResponse) GetIds() []uint32 {
@@ -847,7 +929,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[9]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +941,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[9]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +954,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{9}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DetokenizeRequest) GetModel() string {
@@ -909,7 +991,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[10]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1003,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[10]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1016,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{10}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -964,7 +1046,7 @@ type RenderChatRequest struct {
 
 func (x *RenderChatRequest) Reset() {
 	*x = RenderChatRequest{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[11]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -976,7 +1058,7 @@ func (x *RenderChatRequest) String() string {
 func (*RenderChatRequest) ProtoMessage() {}
 
 func (x *RenderChatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[11]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -989,7 +1071,7 @@ func (x *RenderChatRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderChatRequest.ProtoReflect.Descriptor instead.
 func (*RenderChatRequest) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{11}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RenderChatRequest) GetModel() string {
@@ -1021,7 +1103,7 @@ type RenderChatResponse struct {
 
 func (x *RenderChatResponse) Reset() {
 	*x = RenderChatResponse{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[12]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1033,7 +1115,7 @@ func (x *RenderChatResponse) String() string {
 func (*RenderChatResponse) ProtoMessage() {}
 
 func (x *RenderChatResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[12]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1046,7 +1128,7 @@ func (x *RenderChatResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderChatResponse.ProtoReflect.Descriptor instead.
 func (*RenderChatResponse) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{12}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RenderChatResponse) GetText() string {
@@ -1087,7 +1169,7 @@ type EstimateMemoryRequest struct {
 
 func (x *EstimateMemoryRequest) Reset() {
 	*x = EstimateMemoryRequest{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[13]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1181,7 @@ func (x *EstimateMemoryRequest) String() string {
 func (*EstimateMemoryRequest) ProtoMessage() {}
 
 func (x *EstimateMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[13]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1194,7 @@ func (x *EstimateMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EstimateMemoryRequest.ProtoReflect.Descriptor instead.
 func (*EstimateMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{13}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *EstimateMemoryRequest) GetModel() string {
@@ -1166,7 +1248,7 @@ type EstimateMemoryResponse struct {
 
 func (x *EstimateMemoryResponse) Reset() {
 	*x = EstimateMemoryResponse{}
-	mi := &file_mlxstream_v1_model_proto_msgTypes[14]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1260,7 @@ func (x *EstimateMemoryResponse) String() string {
 func (*EstimateMemoryResponse) ProtoMessage() {}
 
 func (x *EstimateMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mlxstream_v1_model_proto_msgTypes[14]
+	mi := &file_mlxstream_v1_model_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1273,7 @@ func (x *EstimateMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EstimateMemoryResponse.ProtoReflect.Descriptor instead.
 func (*EstimateMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{14}
+	return file_mlxstream_v1_model_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *EstimateMemoryResponse) GetWeightsBytes() uint64 {
@@ -1254,15 +1336,13 @@ const file_mlxstream_v1_model_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\v2\x17.mlxstream.v1.ModelInfoR\x05model\x12'\n" +
 	"\x0fschema_revision\x18\x02 \x01(\rR\x0eschemaRevision\x126\n" +
 	"\x17minimum_client_revision\x18\x03 \x01(\rR\x15minimumClientRevision\x12%\n" +
-	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\"\x81\a\n" +
+	"\x0eserver_version\x18\x04 \x01(\tR\rserverVersion\"\xb1\a\n" +
 	"\tModelInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13weights_fingerprint\x18\x02 \x01(\tR\x12weightsFingerprint\x12\x1d\n" +
 	"\n" +
-	"model_type\x18\x03 \x01(\tR\tmodelType\x12=\n" +
-	"\n" +
-	"descriptor\x18\x04 \x01(\v2\x1d.mlxstream.v1.GraphDescriptorR\n" +
-	"descriptor\x12@\n" +
+	"model_type\x18\x03 \x01(\tR\tmodelType\x123\n" +
+	"\x05graph\x18\x04 \x01(\v2\x1d.mlxstream.v1.GraphDescriptorR\x05graph\x12@\n" +
 	"\vdeclaration\x18\x05 \x01(\v2\x1e.mlxstream.v1.GraphDeclarationR\vdeclaration\x127\n" +
 	"\bgeometry\x18\x06 \x01(\v2\x1b.mlxstream.v1.GraphGeometryR\bgeometry\x12%\n" +
 	"\x0econtext_length\x18\n" +
@@ -1284,8 +1364,14 @@ const file_mlxstream_v1_model_proto_rawDesc = "" +
 	"\tload_time\x18\x19 \x01(\v2\x19.google.protobuf.DurationR\bloadTime\x12\x19\n" +
 	"\bmax_rows\x18\x1a \x01(\rR\amaxRows\x12\x1d\n" +
 	"\n" +
-	"kv_storage\x18\x1b \x01(\tR\tkvStorageB\x0f\n" +
-	"\r_bos_token_id\"\xba\x01\n" +
+	"kv_storage\x18\x1b \x01(\tR\tkvStorage\x128\n" +
+	"\badapters\x18\x1c \x03(\v2\x1c.mlxstream.v1.MountedAdapterR\badaptersB\x0f\n" +
+	"\r_bos_token_id\"f\n" +
+	"\x0eMountedAdapter\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\tR\brevision\x12\x12\n" +
+	"\x04rank\x18\x03 \x01(\rR\x04rank\x12\x14\n" +
+	"\x05scale\x18\x04 \x01(\x01R\x05scale\"\xba\x01\n" +
 	"\vRuntimeInfo\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\tR\x06device\x12\x1f\n" +
 	"\vdevice_name\x18\x02 \x01(\tR\n" +
@@ -1366,7 +1452,8 @@ const file_mlxstream_v1_model_proto_rawDesc = "" +
 	"Detokenize\x12\x1f.mlxstream.v1.DetokenizeRequest\x1a .mlxstream.v1.DetokenizeResponse\x12O\n" +
 	"\n" +
 	"RenderChat\x12\x1f.mlxstream.v1.RenderChatRequest\x1a .mlxstream.v1.RenderChatResponse\x12[\n" +
-	"\x0eEstimateMemory\x12#.mlxstream.v1.EstimateMemoryRequest\x1a$.mlxstream.v1.EstimateMemoryResponseb\x06proto3"
+	"\x0eEstimateMemory\x12#.mlxstream.v1.EstimateMemoryRequest\x1a$.mlxstream.v1.EstimateMemoryResponseB\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_model_proto_rawDescOnce sync.Once
@@ -1381,59 +1468,61 @@ func file_mlxstream_v1_model_proto_rawDescGZIP() []byte {
 }
 
 var file_mlxstream_v1_model_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_mlxstream_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_mlxstream_v1_model_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_mlxstream_v1_model_proto_goTypes = []any{
 	(ModelState)(0),                // 0: mlxstream.v1.ModelState
 	(*GetModelRequest)(nil),        // 1: mlxstream.v1.GetModelRequest
 	(*GetModelResponse)(nil),       // 2: mlxstream.v1.GetModelResponse
 	(*ModelInfo)(nil),              // 3: mlxstream.v1.ModelInfo
-	(*RuntimeInfo)(nil),            // 4: mlxstream.v1.RuntimeInfo
-	(*ListModelsRequest)(nil),      // 5: mlxstream.v1.ListModelsRequest
-	(*ListModelsResponse)(nil),     // 6: mlxstream.v1.ListModelsResponse
-	(*ModelSummary)(nil),           // 7: mlxstream.v1.ModelSummary
-	(*TokenizeRequest)(nil),        // 8: mlxstream.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),       // 9: mlxstream.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),      // 10: mlxstream.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil),     // 11: mlxstream.v1.DetokenizeResponse
-	(*RenderChatRequest)(nil),      // 12: mlxstream.v1.RenderChatRequest
-	(*RenderChatResponse)(nil),     // 13: mlxstream.v1.RenderChatResponse
-	(*EstimateMemoryRequest)(nil),  // 14: mlxstream.v1.EstimateMemoryRequest
-	(*EstimateMemoryResponse)(nil), // 15: mlxstream.v1.EstimateMemoryResponse
-	(*GraphDescriptor)(nil),        // 16: mlxstream.v1.GraphDescriptor
-	(*GraphDeclaration)(nil),       // 17: mlxstream.v1.GraphDeclaration
-	(*GraphGeometry)(nil),          // 18: mlxstream.v1.GraphGeometry
-	(*GenerateOptions)(nil),        // 19: mlxstream.v1.GenerateOptions
-	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
-	(*ChatPrompt)(nil),             // 21: mlxstream.v1.ChatPrompt
+	(*MountedAdapter)(nil),         // 4: mlxstream.v1.MountedAdapter
+	(*RuntimeInfo)(nil),            // 5: mlxstream.v1.RuntimeInfo
+	(*ListModelsRequest)(nil),      // 6: mlxstream.v1.ListModelsRequest
+	(*ListModelsResponse)(nil),     // 7: mlxstream.v1.ListModelsResponse
+	(*ModelSummary)(nil),           // 8: mlxstream.v1.ModelSummary
+	(*TokenizeRequest)(nil),        // 9: mlxstream.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),       // 10: mlxstream.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),      // 11: mlxstream.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil),     // 12: mlxstream.v1.DetokenizeResponse
+	(*RenderChatRequest)(nil),      // 13: mlxstream.v1.RenderChatRequest
+	(*RenderChatResponse)(nil),     // 14: mlxstream.v1.RenderChatResponse
+	(*EstimateMemoryRequest)(nil),  // 15: mlxstream.v1.EstimateMemoryRequest
+	(*EstimateMemoryResponse)(nil), // 16: mlxstream.v1.EstimateMemoryResponse
+	(*GraphDescriptor)(nil),        // 17: mlxstream.v1.GraphDescriptor
+	(*GraphDeclaration)(nil),       // 18: mlxstream.v1.GraphDeclaration
+	(*GraphGeometry)(nil),          // 19: mlxstream.v1.GraphGeometry
+	(*GenerateOptions)(nil),        // 20: mlxstream.v1.GenerateOptions
+	(*durationpb.Duration)(nil),    // 21: google.protobuf.Duration
+	(*ChatPrompt)(nil),             // 22: mlxstream.v1.ChatPrompt
 }
 var file_mlxstream_v1_model_proto_depIdxs = []int32{
 	3,  // 0: mlxstream.v1.GetModelResponse.model:type_name -> mlxstream.v1.ModelInfo
-	16, // 1: mlxstream.v1.ModelInfo.descriptor:type_name -> mlxstream.v1.GraphDescriptor
-	17, // 2: mlxstream.v1.ModelInfo.declaration:type_name -> mlxstream.v1.GraphDeclaration
-	18, // 3: mlxstream.v1.ModelInfo.geometry:type_name -> mlxstream.v1.GraphGeometry
-	19, // 4: mlxstream.v1.ModelInfo.option_defaults:type_name -> mlxstream.v1.GenerateOptions
-	4,  // 5: mlxstream.v1.ModelInfo.runtime:type_name -> mlxstream.v1.RuntimeInfo
-	20, // 6: mlxstream.v1.ModelInfo.load_time:type_name -> google.protobuf.Duration
-	7,  // 7: mlxstream.v1.ListModelsResponse.models:type_name -> mlxstream.v1.ModelSummary
-	0,  // 8: mlxstream.v1.ModelSummary.state:type_name -> mlxstream.v1.ModelState
-	21, // 9: mlxstream.v1.RenderChatRequest.chat:type_name -> mlxstream.v1.ChatPrompt
-	1,  // 10: mlxstream.v1.ModelService.GetModel:input_type -> mlxstream.v1.GetModelRequest
-	5,  // 11: mlxstream.v1.ModelService.ListModels:input_type -> mlxstream.v1.ListModelsRequest
-	8,  // 12: mlxstream.v1.ModelService.Tokenize:input_type -> mlxstream.v1.TokenizeRequest
-	10, // 13: mlxstream.v1.ModelService.Detokenize:input_type -> mlxstream.v1.DetokenizeRequest
-	12, // 14: mlxstream.v1.ModelService.RenderChat:input_type -> mlxstream.v1.RenderChatRequest
-	14, // 15: mlxstream.v1.ModelService.EstimateMemory:input_type -> mlxstream.v1.EstimateMemoryRequest
-	2,  // 16: mlxstream.v1.ModelService.GetModel:output_type -> mlxstream.v1.GetModelResponse
-	6,  // 17: mlxstream.v1.ModelService.ListModels:output_type -> mlxstream.v1.ListModelsResponse
-	9,  // 18: mlxstream.v1.ModelService.Tokenize:output_type -> mlxstream.v1.TokenizeResponse
-	11, // 19: mlxstream.v1.ModelService.Detokenize:output_type -> mlxstream.v1.DetokenizeResponse
-	13, // 20: mlxstream.v1.ModelService.RenderChat:output_type -> mlxstream.v1.RenderChatResponse
-	15, // 21: mlxstream.v1.ModelService.EstimateMemory:output_type -> mlxstream.v1.EstimateMemoryResponse
-	16, // [16:22] is the sub-list for method output_type
-	10, // [10:16] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	17, // 1: mlxstream.v1.ModelInfo.graph:type_name -> mlxstream.v1.GraphDescriptor
+	18, // 2: mlxstream.v1.ModelInfo.declaration:type_name -> mlxstream.v1.GraphDeclaration
+	19, // 3: mlxstream.v1.ModelInfo.geometry:type_name -> mlxstream.v1.GraphGeometry
+	20, // 4: mlxstream.v1.ModelInfo.option_defaults:type_name -> mlxstream.v1.GenerateOptions
+	5,  // 5: mlxstream.v1.ModelInfo.runtime:type_name -> mlxstream.v1.RuntimeInfo
+	21, // 6: mlxstream.v1.ModelInfo.load_time:type_name -> google.protobuf.Duration
+	4,  // 7: mlxstream.v1.ModelInfo.adapters:type_name -> mlxstream.v1.MountedAdapter
+	8,  // 8: mlxstream.v1.ListModelsResponse.models:type_name -> mlxstream.v1.ModelSummary
+	0,  // 9: mlxstream.v1.ModelSummary.state:type_name -> mlxstream.v1.ModelState
+	22, // 10: mlxstream.v1.RenderChatRequest.chat:type_name -> mlxstream.v1.ChatPrompt
+	1,  // 11: mlxstream.v1.ModelService.GetModel:input_type -> mlxstream.v1.GetModelRequest
+	6,  // 12: mlxstream.v1.ModelService.ListModels:input_type -> mlxstream.v1.ListModelsRequest
+	9,  // 13: mlxstream.v1.ModelService.Tokenize:input_type -> mlxstream.v1.TokenizeRequest
+	11, // 14: mlxstream.v1.ModelService.Detokenize:input_type -> mlxstream.v1.DetokenizeRequest
+	13, // 15: mlxstream.v1.ModelService.RenderChat:input_type -> mlxstream.v1.RenderChatRequest
+	15, // 16: mlxstream.v1.ModelService.EstimateMemory:input_type -> mlxstream.v1.EstimateMemoryRequest
+	2,  // 17: mlxstream.v1.ModelService.GetModel:output_type -> mlxstream.v1.GetModelResponse
+	7,  // 18: mlxstream.v1.ModelService.ListModels:output_type -> mlxstream.v1.ListModelsResponse
+	10, // 19: mlxstream.v1.ModelService.Tokenize:output_type -> mlxstream.v1.TokenizeResponse
+	12, // 20: mlxstream.v1.ModelService.Detokenize:output_type -> mlxstream.v1.DetokenizeResponse
+	14, // 21: mlxstream.v1.ModelService.RenderChat:output_type -> mlxstream.v1.RenderChatResponse
+	16, // 22: mlxstream.v1.ModelService.EstimateMemory:output_type -> mlxstream.v1.EstimateMemoryResponse
+	17, // [17:23] is the sub-list for method output_type
+	11, // [11:17] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_mlxstream_v1_model_proto_init() }
@@ -1445,16 +1534,16 @@ func file_mlxstream_v1_model_proto_init() {
 	file_mlxstream_v1_options_proto_init()
 	file_mlxstream_v1_prompt_proto_init()
 	file_mlxstream_v1_model_proto_msgTypes[2].OneofWrappers = []any{}
-	file_mlxstream_v1_model_proto_msgTypes[7].OneofWrappers = []any{}
-	file_mlxstream_v1_model_proto_msgTypes[9].OneofWrappers = []any{}
-	file_mlxstream_v1_model_proto_msgTypes[13].OneofWrappers = []any{}
+	file_mlxstream_v1_model_proto_msgTypes[8].OneofWrappers = []any{}
+	file_mlxstream_v1_model_proto_msgTypes[10].OneofWrappers = []any{}
+	file_mlxstream_v1_model_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxstream_v1_model_proto_rawDesc), len(file_mlxstream_v1_model_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

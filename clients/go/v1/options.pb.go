@@ -1888,7 +1888,8 @@ const file_mlxstream_v1_options_proto_rawDesc = "" +
 	"\x10DenoisingSampler\x12!\n" +
 	"\x1dDENOISING_SAMPLER_UNSPECIFIED\x10\x00\x12*\n" +
 	"&DENOISING_SAMPLER_CONFIDENCE_THRESHOLD\x10\x01\x12#\n" +
-	"\x1fDENOISING_SAMPLER_ENTROPY_BOUND\x10\x02b\x06proto3"
+	"\x1fDENOISING_SAMPLER_ENTROPY_BOUND\x10\x02B\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_options_proto_rawDescOnce sync.Once

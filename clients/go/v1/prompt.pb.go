@@ -370,7 +370,8 @@ const file_mlxstream_v1_prompt_proto_rawDesc = "" +
 	"\vContentPart\x12\x14\n" +
 	"\x04text\x18\x01 \x01(\tH\x00R\x04text\x12\x16\n" +
 	"\x05image\x18\x02 \x01(\fH\x00R\x05imageB\x06\n" +
-	"\x04partb\x06proto3"
+	"\x04partB\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_prompt_proto_rawDescOnce sync.Once

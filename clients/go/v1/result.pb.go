@@ -709,7 +709,8 @@ const file_mlxstream_v1_result_proto_rawDesc = "" +
 	"\x14FINISH_REASON_LENGTH\x10\x02\x12\x1b\n" +
 	"\x17FINISH_REASON_CANCELLED\x10\x03\x12\x1a\n" +
 	"\x16FINISH_REASON_DEADLINE\x10\x04\x12\x17\n" +
-	"\x13FINISH_REASON_ERROR\x10\x05b\x06proto3"
+	"\x13FINISH_REASON_ERROR\x10\x05B\x13\n" +
+	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (
 	file_mlxstream_v1_result_proto_rawDescOnce sync.Once
