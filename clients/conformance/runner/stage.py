@@ -102,9 +102,7 @@ class Stage:
 
     def _filled(self, text: str) -> str:
         marks = {
-            "{script}": self._root / "clients/conformance/script.json",
-            "{canvas_script}": self._root / "clients/conformance/canvas_script.json",
-            "{small_script}": self._root / "clients/conformance/small_script.json",
+            **{f"{{{path.stem}}}": path for path in (self._root / "clients/conformance").glob("*script.json")},
             "{certificates}": self._folder / "certificates",
             "{tokens}": self._folder / "tokens",
             "{socket}": self._sockets / "service.sock",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 STEP_TOKENS: Final = 4 * DEFAULT_CHUNK_TOKENS
 STATE_BYTES: Final = 1 << 40
+DURABLE_BYTES: Final = 64 * 1024**2
 ABI: Final = "script-v1"
 
 
@@ -75,9 +77,11 @@ class ScriptedEngine(Engine):
 
     def _begin_loading(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
         def load() -> Stepper:
+            durable = _durable_place(self._script, self._settings)
             kind = CanvasStepper if self._script.revises else ScriptedStepper
-            stepper = kind(self._script, _limits(self._settings), clock=time.perf_counter, sleep=time.sleep)
-            report(_resident(self._script, self._settings, stepper.limits))
+            limits = _limits(self._settings)
+            stepper = kind(self._script, limits, clock=time.perf_counter, sleep=time.sleep, store=durable.store)
+            report(_resident(self._script, self._settings, limits, durable))
             return stepper
 
         return load
@@ -109,7 +113,19 @@ def _limits(settings: EngineSettings) -> Limits:
     )
 
 
-def _resident(script: Script, settings: EngineSettings, limits: Limits) -> Resident:
+def _durable_place(script: Script, settings: EngineSettings) -> DurablePlace:
+    """Where generations of a durable script are kept: their tokens, since there is no state to take checkpoints of."""
+    if not script.is_durable or settings.checkpoint_bytes == 0:
+        return DurablePlace(refusal="this script keeps nothing of its generations")
+    disk = importlib.import_module("engine.state.durable_disk")  # imports mlx, which other scripts do without
+    capacity_bytes = settings.checkpoint_bytes or DURABLE_BYTES
+    store = disk.DurableDisk(
+        settings.state_dir, capacity_bytes=capacity_bytes, max_age_seconds=settings.checkpoint_age_seconds
+    )
+    return DurablePlace(store=store)
+
+
+def _resident(script: Script, settings: EngineSettings, limits: Limits, durable: DurablePlace) -> Resident:
     return Resident(
         info=_model_info(script, settings),
         text=scripted_text_model(script),
@@ -118,7 +134,7 @@ def _resident(script: Script, settings: EngineSettings, limits: Limits) -> Resid
         state_bytes=limits.state_bytes,
         holds_workspace=False,
         prefix_bytes=0,
-        durable=DurablePlace(refusal="a script keeps no checkpoints"),
+        durable=durable,
     )
 
 

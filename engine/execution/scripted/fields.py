@@ -59,6 +59,13 @@ class Fields:
             raise ScriptError(f"{self.where}.{name}: must be one of {', '.join(choices)}")
         return value
 
+    def flag(self, name: str) -> bool:
+        """The truth under `name`; false where nothing is said."""
+        value = self._take(name, False)
+        if not isinstance(value, bool):
+            raise ScriptError(f"{self.where}.{name}: must be true or false")
+        return value
+
     def number(self, name: str, default: float) -> float:
         """The finite number from 0 on under `name`."""
         value = self._take(name, default)

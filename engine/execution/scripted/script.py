@@ -85,7 +85,10 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """A whole file. `pieces` are the bytes of the tokens from `FIRST_PIECE_ID` on. All scenarios revise, or none."""
+    """A whole file. `pieces` are the bytes of the tokens from `FIRST_PIECE_ID` on. All scenarios revise, or none.
+
+    Where it `is_durable`, generations can be: that takes the engine's own files on disk, and so mlx.
+    """
 
     model_name: str
     context_tokens: int
@@ -94,6 +97,7 @@ class Script:
     pieces: tuple[bytes, ...]
     fingerprint: str
     revises: bool = False
+    is_durable: bool = False
 
     @property
     def canvas_tokens(self) -> int:
@@ -166,6 +170,7 @@ def parse_script(content: bytes) -> Script:
         pieces=tuple(vocabulary.pieces),
         fingerprint="sha256:" + hashlib.sha256(content).hexdigest(),
         revises=bool(revising),
+        is_durable=model.flag("durable"),
     )
     model.finish()
     return script

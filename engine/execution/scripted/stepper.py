@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.contracts.cache import Cache
+    from engine.contracts.durability import DurableStore
     from engine.contracts.snapshot import LayerSnapshot
     from engine.execution.job import Pending
     from engine.execution.scheduler import Limits
@@ -53,14 +54,20 @@ class ScriptedStepper:
     """See `engine.execution.job.Stepper`."""
 
     def __init__(
-        self, script: Script, limits: Limits, *, clock: Callable[[], float], sleep: Callable[[float], None]
+        self,
+        script: Script,
+        limits: Limits,
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        store: DurableStore | None = None,
     ) -> None:
-        """Play `script`; `sleep` waits for so many seconds."""
+        """Play `script`; `sleep` waits for so many seconds, and `store` is closed in the end."""
         self.limits = limits
         self.adapters = None
         self.held_bytes = 0
         self.prefixes = PrefixKeeper(PrefixStore(0), _nothing_kept)
-        self.checkpoints = CheckpointKeeper(_nothing_kept)
+        self.checkpoints = CheckpointKeeper(_nothing_kept, store)
         self._script = script
         self._clock = clock
         self._sleep = sleep
@@ -103,7 +110,8 @@ class ScriptedStepper:
         """Nothing is held."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Let what is kept of durable generations be written."""
+        self.checkpoints.close()
 
     def _happened(self, part: _Part) -> Any:
         self._since[part.row] = part.due_at
@@ -142,11 +150,9 @@ class ScriptedStepper:
 class CanvasStepper(ScriptedStepper):
     """The same over rows of the denoising method: scenarios say canvases under revision."""
 
-    def __init__(
-        self, script: Script, limits: Limits, *, clock: Callable[[], float], sleep: Callable[[float], None]
-    ) -> None:
-        """Play `script`, all of whose scenarios revise."""
-        super().__init__(script, limits, clock=clock, sleep=sleep)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """As its parent; all scenarios of the script revise."""
+        super().__init__(*arguments, **named)
         self._revised: weakref.WeakKeyDictionary[DenoisingRow, int] = weakref.WeakKeyDictionary()
 
     def _part(self, row: Any) -> _Part:

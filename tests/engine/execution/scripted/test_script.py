@@ -108,6 +108,6 @@ def test_a_file_that_is_not_there_is_named_without_its_folder(tmp_path: Path) ->
         read_script(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("name", ["script.json", "small_script.json", "canvas_script.json"])
+@pytest.mark.parametrize("name", ["script.json", "small_script.json", "canvas_script.json", "durable_script.json"])
 def test_the_scripts_of_the_conformance_cases_can_be_read(name: str) -> None:
     assert read_script(ROOT / "clients/conformance" / name).scenarios
