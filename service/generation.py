@@ -139,7 +139,7 @@ class GenerationHandlers:
         self._live.require_open()
         generation = await self._engine.generate(within_session(decoded, session))
         operation = "chat" if request.HasField("chat") else "text_completion"
-        self._live.watch(generation, CallFacts(operation=operation, trace=trace_of(context)))
+        self._live.watch(generation, CallFacts(caller=caller.name, operation=operation, trace=trace_of(context)))
         return generation
 
 

@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 class CallFacts:
     """What is kept of the call that began a generation: what was asked for, and the trace that it belongs to.
 
-    `operation` is "chat" or "text_completion"; `trace` holds the W3C headers of the caller's trace, if it sent any.
+    `caller` is the name of its token or certificate, "" without one. `operation` is "chat" or "text_completion";
+    `trace` holds the W3C headers of the caller's trace, if it sent any.
     """
 
+    caller: str = ""
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,16 +80,17 @@ class LiveGenerations:
 
     async def _follow(self, generation: Generation, facts: CallFacts) -> None:
         finished = await generation.finished()
-        logger.info("generation finished", extra={"fields": _account(generation, finished)})
+        logger.info("generation finished", extra={"fields": _account(generation, finished, facts)})
         for observer in self._observers:
             observer(generation, finished, facts)
 
 
-def _account(generation: Generation, finished: GenerationFinished) -> dict[str, object]:
+def _account(generation: Generation, finished: GenerationFinished, facts: CallFacts) -> dict[str, object]:
     stats = finished.stats
     return {
         "request_id": generation.request_id,
         "generation_id": generation.generation_id,
+        "caller": facts.caller or None,
         "finish_reason": finished.finish_reason.value,
         "error": finished.error.reason if finished.error is not None else None,
         "prompt_tokens": stats.prompt_tokens,

@@ -45,4 +45,4 @@ def read_small_file(path: Path, limit_bytes: int) -> bytes:
 def warn_if_exposed(path: Path) -> None:
     """Say so if every user of this machine can read a secret."""
     if path.stat().st_mode & stat.S_IROTH:
-        logger.warning("a secret can be read by every user of this machine", extra={"fields": {"file": path.name}})
+        logger.warning("%s can be read by every user of this machine", path.name)

@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
-from mlxstream import Client, InvalidRequestError, LocalReason, MlxStreamError
+from mlxstream import Client, InvalidRequestError, LocalReason, MlxStreamError, Tls
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS
 from service.cli.terminal import tokens
 
 EXIT_INTERRUPTED: Final = 130
 COMMAND_NAME: Final = "mlx-stream"
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 _CONNECTION_FLAGS = (
     click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
     click.option("--model", default="", help="Name of the model. Default: the served one."),
     click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
                  default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Longest time for one answer."),
+    click.option("--ca", "ca_file", type=_FILE, help="Certificates to trust; encrypts the connection."),
+    click.option("--cert", "cert_file", type=_FILE, help="Certificate to present; needs --ca and --key."),
+    click.option("--key", "key_file", type=_FILE, help="Its key."),
+    click.option("--token-file", type=_FILE, help="File that holds a bearer token."),
 )  # fmt: skip
 
 
-def connection_flags(command: Command) -> Command:
-    """Add the flags that say whom to ask, and for how long."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """Whom to trust, and who to be."""
+
+    tls: Tls | None = None
+    token: str | None = None
+
+
+def connection_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags that say whom to ask, as whom, and for how long; files become `credentials`."""
+
+    @functools.wraps(command)
+    def asking(
+        *,
+        ca_file: Path | None,
+        cert_file: Path | None,
+        key_file: Path | None,
+        token_file: Path | None,
+        **others: Any,
+    ) -> None:
+        command(credentials=_credentials(ca_file, cert_file, key_file, token_file), **others)
+
+    flagged: Callable[..., None] = asking
     for flag in reversed(_CONNECTION_FLAGS):
-        command = flag(command)
-    return command
+        flagged = flag(flagged)
+    return flagged
+
+
+def _credentials(
+    ca_file: Path | None, cert_file: Path | None, key_file: Path | None, token_file: Path | None
+) -> Credentials:
+    if (cert_file is None) != (key_file is None) or (cert_file is not None and ca_file is None):
+        raise click.UsageError("--cert and --key come together, and need --ca")
+    tls = None if ca_file is None else Tls.from_files(ca=ca_file, certificate=cert_file, key=key_file)
+    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+    return Credentials(tls=tls, token=token)
 
 
 class Failure(click.ClickException):
@@ -55,14 +92,15 @@ _AWAY: Final = (LocalReason.UNREACHABLE, LocalReason.UNRESOLVABLE_TARGET, LocalR
 
 
 @contextmanager
-def connected(target: str, timeout_seconds: float) -> Iterator[Client]:
+def connected(target: str, timeout_seconds: float, credentials: Credentials | None = None) -> Iterator[Client]:
     """A client whose failures end the command in one line.
 
     Raises:
         Failure: A call failed, or a value does not fit its option.
     """
     try:
-        with Client(target, timeout_seconds=timeout_seconds) as client:
+        who = credentials or Credentials()
+        with Client(target, timeout_seconds=timeout_seconds, tls=who.tls, token=who.token) as client:
             yield client
     except MlxStreamError as error:
         raise _failure_of(error)(explained(error)) from error

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from mlxstream import Client, MlxStreamError
-from service.cli.asking import connected, connection_flags, explained, is_away
+from service.cli.asking import Credentials, connected, connection_flags, explained, is_away
 from service.cli.option_flags import option_flags, set_options
 from service.cli.terminal import PROGRESS_DELIVERY, Terminal
 
@@ -22,7 +22,9 @@ LEAVING = "Ctrl-D or /exit leaves"
 @click.option("--system", help="What the model is told before the first turn.")
 @option_flags
 @connection_flags
-def chat(system: str | None, target: str, model: str, timeout_seconds: float, **options: Any) -> None:
+def chat(
+    system: str | None, target: str, model: str, timeout_seconds: float, credentials: Credentials, **options: Any
+) -> None:
     """Talk with a model, turn by turn.
 
     Ctrl-C cancels the answer that is being written; what was written of it stays in the conversation.
@@ -30,7 +32,7 @@ def chat(system: str | None, target: str, model: str, timeout_seconds: float, **
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - line editing and history for input(), where it exists
     terminal = Terminal(sys.stdout, Console(stderr=True), spaced=_is_interactive())
-    with connected(target, timeout_seconds) as client:
+    with connected(target, timeout_seconds, credentials) as client:
         terminal.note(f"{client.model(model).name} at {target}. {HELP}.")
         Conversation(client, terminal, system, {"model": model, **set_options(options)}).run()
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mlxstream import Client
 from mlxstream.requests import Prompt
-from service.cli.asking import EXIT_INTERRUPTED, connected, connection_flags
+from service.cli.asking import EXIT_INTERRUPTED, Credentials, connected, connection_flags
 from service.cli.canvas import CanvasView
 from service.cli.option_flags import option_flags, set_options
 from service.cli.probabilities import probability_table
@@ -43,6 +43,7 @@ def generate(
     target: str,
     model: str,
     timeout_seconds: float,
+    credentials: Credentials,
     **options: Any,
 ) -> None:
     """Stream the answer to PROMPT. Without PROMPT, or with -, it is read from standard input.
@@ -53,7 +54,7 @@ def generate(
     if system is not None and chat is False:
         raise click.UsageError("--system needs the chat template; leave out --raw")
     text = _read_prompt(prompt)
-    with connected(target, timeout_seconds) as client:
+    with connected(target, timeout_seconds, credentials) as client:
         asked = _prompt(client, text, chat=True if system is not None else chat, system=system, model=model)
         wanted = set_options({**options, "logprobs": logprobs, "top_logprobs": top_logprobs})
         told = bool(wanted.get("logprobs") or wanted.get("top_logprobs"))
