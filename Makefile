@@ -11,8 +11,10 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 LISTEN ?= 127.0.0.1:50051
 PROMPT ?= What is the capital of France? Answer in one sentence.
-unexport PROMPT
+TALE ?= Once there was a clever fox who lived in the wood.
+unexport PROMPT TALE
 export DEMO_PROMPT = $(value PROMPT)
+export DEMO_TALE = $(value TALE)
 
 # The device is chosen once, when the environment is made, and kept until `make clean` or another DEVICE=.
 define DETECT_DEVICE
@@ -36,7 +38,7 @@ endif
 
 help: ## list these verbs
 	@echo 'mlx-stream: tokens of one shared MLX engine, streamed over gRPC'
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
 
 # Ctrl-C is an answer here and no failure: the shell waits for the command, and make says nothing of its own.
@@ -44,6 +46,9 @@ UNTIL_CTRL_C = || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 
 demo: $(VENV)/run ## watch a real model answer, token by token; PROMPT="…" asks something else
 	@trap : INT; $(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT" $(UNTIL_CTRL_C)
+
+demo-diffusion: $(VENV)/run ## watch a tiny model turn a canvas of noise into a tale; TALE="…" begins another
+	@trap : INT; $(BIN)/mlx-stream demo --model benchmarks/tales/model --show-canvas -- "$$DEMO_TALE" $(UNTIL_CTRL_C)
 
 serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
 	@trap : INT; $(BIN)/mlx-stream serve --model '$(MODEL)' --listen '$(LISTEN)' $(UNTIL_CTRL_C)
@@ -115,8 +120,8 @@ clean: ## remove the environment, caches and build leftovers (not the downloaded
 	@rm -rf clients/typescript/node_modules clients/typescript/dist clients/java/target clients/rust/target
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo serve setup test conformance test-gemma3 bench check format generate lock clean check-format check-lint check-types check-imports \
-  check-schema check-generated
+.PHONY: help demo demo-diffusion serve setup test conformance test-gemma3 bench check format generate lock clean \
+  check-format check-lint check-types check-imports check-schema check-generated
 
 # The environment is made anew when its device, its folder or its interpreter is no longer what it was made for.
 MADE_FOR := $(DEVICE) $(CURDIR)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from rich.console import Console
 
 from mlxstream import Client, InvalidRequestError, LocalReason, MlxStreamError, Tls
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS
-from service.cli.terminal import tokens
+from service.cli.canvas import CanvasView
+from service.cli.terminal import harmless, tokens
 
 EXIT_INTERRUPTED: Final = 130
 COMMAND_NAME: Final = "mlx-stream"
@@ -145,3 +147,12 @@ def command_as_invoked() -> str:
     if invoked.name != COMMAND_NAME:
         return f"{sys.executable} -m service.cli" if invoked.name == "__main__.py" else COMMAND_NAME
     return COMMAND_NAME if shutil.which(COMMAND_NAME) == str(invoked) else str(invoked)
+
+
+def canvas_view(console: Console, client: Client, model: str) -> CanvasView:
+    """Shows canvases on `console` in the words of `model`, which `client` asks for them."""
+
+    def text_of(ids: Sequence[int]) -> str:
+        return harmless(client.detokenize(ids, model=model))
+
+    return CanvasView(console, text_of)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from engine.contracts.errors import EngineError
 from mlxstream.client import DEFAULT_TIMEOUT_SECONDS
-from service.cli.asking import EXIT_INTERRUPTED, Failure, connected
+from service.cli.asking import EXIT_INTERRUPTED, Failure, canvas_view, connected
 from service.cli.models import pull_with_bar
 from service.cli.terminal import PROGRESS_DELIVERY, Terminal, waiting
 
@@ -26,10 +26,12 @@ STOP_SECONDS = 15.0
 @click.command()
 @click.argument("prompt", default=DEFAULT_PROMPT)
 @click.option("--model", default="smollm2-135m", show_default=True, help="What `serve --model` takes.")
-def demo(prompt: str, model: str) -> None:
+@click.option("--show-canvas", is_flag=True, help="Watch a block-diffusion model revise its blocks.")
+def demo(prompt: str, model: str, show_canvas: bool) -> None:
     """Start a server on a free port, ask it PROMPT, show the answer as it streams, and stop."""
     console = Console(stderr=True)
     terminal = Terminal(sys.stdout, console)
+    delivery = {**PROGRESS_DELIVERY, "draft_blocks": show_canvas}
     signal.signal(signal.SIGTERM, _leave)
     try:
         pull_with_bar(model)
@@ -37,7 +39,9 @@ def demo(prompt: str, model: str) -> None:
         raise Failure(str(error)) from error
     with serving(model, console) as target, connected(target, DEFAULT_TIMEOUT_SECONDS) as client:
         terminal.note(f"serving {model} on {target}; asking: {prompt}")
-        answer = terminal.show(client.stream([{"role": "user", "content": prompt}], delivery=PROGRESS_DELIVERY))
+        if show_canvas:
+            terminal = Terminal(sys.stdout, console, canvas=canvas_view(console, client, model=""))
+        answer = terminal.show(client.stream([{"role": "user", "content": prompt}], delivery=delivery))
     if answer.interrupted:
         raise SystemExit(EXIT_INTERRUPTED)
 

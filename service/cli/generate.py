@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -12,11 +11,10 @@ from rich.console import Console
 
 from mlxstream import Client
 from mlxstream.requests import Prompt
-from service.cli.asking import EXIT_INTERRUPTED, Credentials, connected, connection_flags
-from service.cli.canvas import CanvasView
+from service.cli.asking import EXIT_INTERRUPTED, Credentials, canvas_view, connected, connection_flags
 from service.cli.option_flags import option_flags, set_options
 from service.cli.probabilities import probability_table
-from service.cli.terminal import PROGRESS_DELIVERY, Terminal, harmless, show_as_json
+from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
 
 
 @click.command()
@@ -65,7 +63,7 @@ def generate(
         if as_json:
             return show_as_json(stream, sys.stdout)
         console = Console(stderr=True)
-        canvas = CanvasView(console, functools.partial(_harmless_text, client, model)) if show_canvas else None
+        canvas = canvas_view(console, client, model) if show_canvas else None
         answer = Terminal(sys.stdout, console, canvas=canvas).show(stream)
         if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
@@ -76,10 +74,6 @@ def generate(
 
 def _token_text(client: Client, model: str, token: int) -> str:
     return client.detokenize([token], model=model, skip_special_tokens=False)
-
-
-def _harmless_text(client: Client, model: str, ids: Sequence[int]) -> str:
-    return harmless(client.detokenize(ids, model=model))
 
 
 def _read_prompt(prompt: str | None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click.testing
 
+from benchmarks.tales.corpus import tales
 from service.cli.main import main
 from tests.clients.python.scripted_server import ThreadedServer, endless
 
@@ -37,6 +38,24 @@ def test_the_demo_answers_with_the_real_model_and_stops_its_server(demo_model_pa
     assert serving is not None
     assert has_ended(serving.group(1))
     assert "8 tokens at " in ended.stderr
+
+
+def test_the_demo_of_block_diffusion_tells_a_tale_in_whole_blocks() -> None:
+    model = Path(__file__).resolve().parents[2] / "benchmarks" / "tales" / "model"
+    command = [
+        *DEMO,
+        "--model",
+        str(model),
+        "--show-canvas",
+        "--",
+        "Once there was a clever fox who lived in the wood.",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    assert ended.returncode == 0, ended.stderr
+    words, known = ended.stdout.split(), set(" ".join(tales(400, seed=1)).split())
+    assert len(words) > 15
+    assert sum(word in known for word in words) > 0.8 * len(words)
+    assert " blocks in " in ended.stderr or " block in " in ended.stderr
 
 
 def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> None:
