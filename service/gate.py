@@ -10,9 +10,11 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engine.contracts.errors import EngineError
 from service.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     import grpc
@@ -22,12 +24,16 @@ if TYPE_CHECKING:
     from service.streams import Streams
 
 
+def _nobody_counts(_reason: str) -> None:
+    """Where refusals are not counted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """Lets in who has `permission`; None opens the service to everybody, as probes need it.
 
     `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. No answer comes out
-    that is larger than `max_answer_bytes`.
+    that is larger than `max_answer_bytes`. `refused` is told the reason of each refusal.
     """
 
     access: Access
@@ -35,6 +41,7 @@ class Gate:
     streams: Streams | None = None
     uncounted: frozenset[str] = frozenset()
     max_answer_bytes: int = MAX_MESSAGE_BYTES
+    refused: Callable[[str], None] = _nobody_counts
 
     def require(self, call: grpc.HandlerCallDetails, service: str) -> None:
         """Refuse a call that cannot be let in to `service`.
@@ -46,9 +53,13 @@ class Gate:
         """
         if self.permission is None:
             return
-        caller = self.access.require(self.permission, call.invocation_metadata or (), service)
-        if self.streams is not None and call.method.rpartition("/")[2] not in self.uncounted:
-            self.streams.require_room(caller)
+        try:
+            caller = self.access.require(self.permission, call.invocation_metadata or (), service)
+            if self.streams is not None and call.method.rpartition("/")[2] not in self.uncounted:
+                self.streams.require_room(caller)
+        except EngineError as error:
+            self.refused(error.reason)
+            raise
 
     def inside(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[None]:
         """Around one call of `method`; entering it is refused when there are too many by now."""

@@ -18,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 GENERATION_SERVICE: Final = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"]
 MODEL_SERVICE: Final = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
+# Who connects and says nothing is not waited for longer.
+HANDSHAKE_SECONDS: Final = 10
+# Calls of one connection beyond `max_streams`, which we refuse ourselves, with numbers, and which probes need.
+SPARE_STREAMS: Final = 128
 ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
@@ -46,6 +50,8 @@ class Offer:
         limits = self.limits
         return (
             ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
+            ("grpc.max_concurrent_streams", limits.max_streams + SPARE_STREAMS),
             ("grpc.max_receive_message_length", limits.max_message_bytes),
             ("grpc.max_send_message_length", limits.max_message_bytes),
             ("grpc.max_metadata_size", limits.max_metadata_bytes),

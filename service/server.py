@@ -46,7 +46,8 @@ def build_server(
     reports = LoadReports(engine, telemetry.meter, health)
     generation = GenerationHandlers(engine, live, offer.access, offer.limits, telemetry.metrics).by_name()
     gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_message_bytes)
-    applications = gate(permission=Permission.APPLICATION, streams=Streams(offer.limits), uncounted=UNCOUNTED)
+    streams, refused = Streams(offer.limits), telemetry.metrics.refused
+    applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)
     operators, everybody = gate(permission=Permission.ADMIN), gate(permission=None)
     counted = telemetry.counted
     server = grpc.aio.server(options=offer.channel_options())

@@ -100,3 +100,14 @@ async def test_channelz_tells_operators_of_connections_when_it_is_asked_for() ->
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.channel.unary_unary(path)(b"")
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_who_connects_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.offer.HANDSHAKE_SECONDS", 1)
+    async with serve(FakeEngine()) as running:
+        assert isinstance(running.address, Address)
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.address.port)
+        async with asyncio.timeout(WAIT_SECONDS):
+            while await reader.read(65536):
+                pass
+        writer.close()
