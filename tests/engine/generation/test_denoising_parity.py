@@ -1,8 +1,8 @@
 """Whole generations against mlx-vlm's, on tiny random models: ids, ends, counts and passes, to the token.
 
 Random weights have flat scores, of which nothing is ever sure; so the tables are scaled, and each group checks that
-what it is to prove has really happened. Both sides use the library's own exponential: ours moves scores by a bit, which over
-many passes is an id where two scores are as close.
+what it is to prove has really happened. Both sides use the library's own exponential: ours moves scores by a bit, which
+over many passes is an id where two scores are as close.
 """
 
 from dataclasses import dataclass
