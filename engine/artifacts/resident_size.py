@@ -34,7 +34,14 @@ def resident_bytes(artifact: Artifact, *, element_bytes: int, dequantize: bool, 
     shares_table = config.tie_word_embeddings and "lm_head.weight" not in artifact.tensors
     if shares_table and pretranspose and (dequantize or not artifact.stored_quantization):
         held += config.vocab_size * config.hidden_size * element_bytes
+    if config.denoising is not None and not dequantize and _has_packed_table(artifact):
+        held += config.vocab_size * config.hidden_size * element_bytes  # feedback needs plain numbers
     return held
+
+
+def _has_packed_table(artifact: Artifact) -> bool:
+    tables = (header for name, header in artifact.tensors.items() if name.endswith("embed_tokens.weight"))
+    return any(header.dtype in PACKED_DTYPES for header in tables)
 
 
 def _tensor_bytes(artifact: Artifact, name: str, element_bytes: int, *, dequantize: bool) -> int:

@@ -5,6 +5,7 @@ It lives on the console beside the answer and leaves no trace; the answer itself
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher
@@ -21,11 +22,12 @@ FRAME_SECONDS: Final = 1 / 15
 """Shortest time between two frames: a person sees no more, and each asks the server for a text."""
 SPARE_ROWS: Final = 1
 
+_WORDS: Final = re.compile(r"\s+|\S+")
 _ANSWER, _KEPT, _CHANGED, _STATUS = "default", "bright_black", "yellow", "dim"
 
 
 class CanvasView:
-    """Shows revisions on a terminal, and nowhere else, until `clear`."""
+    """Shows revisions on a terminal, and nowhere else, until `clear`. `most_passes` is told once it is known."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class CanvasView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`text_of` turns ids into a text that can drive no terminal; `clock` counts seconds."""
+        self.most_passes = 0
         self._console = console
         self._text_of = text_of
         self._clock = clock
@@ -60,7 +63,8 @@ class CanvasView:
         canvas = self._text_of(update.tokens)
         drawn = Text(self._answer, style=_ANSWER)
         drawn.append_text(difference(self._before, canvas))
-        status = Text(f"block {update.block_index + 1} · pass {update.step}", style=_STATUS)
+        most = f" of at most {self.most_passes}" if self.most_passes else ""
+        status = Text(f"block {update.block_index + 1} · pass {update.step}{most}", style=_STATUS)
         self._before = canvas
         self._show(_Tail(drawn, status))
         self._drawn_at = self._clock()
@@ -85,12 +89,12 @@ class CanvasView:
 
 
 def difference(before: str | None, now: str) -> Text:
-    """`now`, with what it does not share with `before` standing out; all of it where nothing was before."""
+    """`now`, with the words that it does not share with `before` standing out; all of them where nothing was before."""
     text = Text()
-    if before is None:
-        return text.append(now, style=_CHANGED)
-    for kind, _, _, start, end in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
-        text.append(now[start:end], style=_KEPT if kind == "equal" else _CHANGED)
+    words = _WORDS.findall(now)
+    matcher = SequenceMatcher(None, _WORDS.findall(before or ""), words, autojunk=False)
+    for kind, _, _, start, end in matcher.get_opcodes():
+        text.append("".join(words[start:end]), style=_KEPT if kind == "equal" else _CHANGED)
     return text
 
 

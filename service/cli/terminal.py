@@ -82,13 +82,17 @@ class Terminal:
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def _follow(self, stream: TextStream) -> None:
+        draws = False
         with ProgressLine(self._console) as line:
             for response in stream.events():
                 event = response.WhichOneof("event")
-                if event == "heartbeat" and not self._pieces:
+                if event == "heartbeat" and not self._pieces and not draws:
                     self._prefill = response.heartbeat
                     done, total = self._prefill.prefilled_tokens, self._prefill.prompt_tokens
-                    line.show("reading the prompt", done / max(total, 1), f"{done}/{total} tokens")
+                    label = "reading the prompt" if done < total else "waiting for the answer"
+                    line.show(label, done / max(total, 1), f"{done}/{total} tokens")
+                elif event == "started" and self._canvas is not None:
+                    self._canvas.most_passes = response.started.options.denoising.max_denoising_steps
                 elif event == "chunk":
                     line.clear()
                     self._tokens += response.chunk.tokens
@@ -96,6 +100,7 @@ class Terminal:
                 elif event == "block" and self._canvas is not None:
                     line.clear()
                     self._canvas.revise(response.block)
+                    draws = self._canvas.is_visible
 
     def _write(self, text: str) -> None:
         self._pieces.append(text)

@@ -55,6 +55,12 @@ def test_every_revision_is_drawn_with_the_answer_before_it_and_how_far_it_is() -
     assert "block 2 · pass 7" in drawn
 
 
+def test_the_most_passes_are_told_where_the_server_has_said_them() -> None:
+    screen = Screen()
+    screen.view.most_passes = 48
+    assert "block 1 · pass 3 of at most 48" in screen.revise(update(0, 3, "x"))
+
+
 def test_frames_come_no_faster_than_an_eye_can_follow() -> None:
     screen = Screen()
     screen.step = FRAME_SECONDS / 10
@@ -88,6 +94,28 @@ def test_what_has_changed_stands_out_from_what_has_settled() -> None:
     assert text.plain == "the dog sat"
     assert styles["the "] == styles[" sat"] != styles["dog"]
     assert {str(span.style) for span in difference(None, "new").spans} == {styles["dog"]}
+
+
+async def denoise_slowly(_request: GenerateRequest, context: Context) -> None:
+    """A heartbeat between two revisions, as of a model that takes long over each."""
+    events = Events(context)
+    await events.start()
+    await events.progress(3, 3)
+    await events.send(block=update(0, 1, "Hxllo"))
+    await events.progress(3, 3)
+    await events.text("Hello")
+    await events.finish()
+
+
+def test_a_heartbeat_leaves_a_canvas_alone_and_before_it_says_what_is_waited_for(server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = denoise_slowly
+    output, shown = io.StringIO(), io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80, height=24)
+    with mlxstream.Client(server.scripted.target) as client:
+        Terminal(output, console, canvas=CanvasView(console, letters)).show(client.stream("x"))
+    assert output.getvalue() == "Hello\n"
+    assert shown.getvalue().count("waiting for the answer") == 1
+    assert shown.getvalue().index("waiting for the answer") < shown.getvalue().index("Hxllo")
 
 
 async def denoise(_request: GenerateRequest, context: Context) -> None:

@@ -3,6 +3,8 @@
 import mlx.core as mx
 import pytest
 
+from engine.artifacts.artifact import open_artifact
+from engine.artifacts.resident_size import resident_bytes
 from engine.contracts.composition import Composition
 from engine.contracts.option_groups import DenoisingOptions
 from engine.generation.bindings.denoising import bind_denoising_model
@@ -60,6 +62,18 @@ def test_no_more_is_held_than_was_predicted_and_not_far_less(binding, sampler, c
         row.close()
     assert held <= predicted
     assert predicted <= 3 * held
+
+
+@pytest.mark.parametrize("dequantize", [True, False])
+def test_weights_are_predicted_to_the_byte_with_the_table_that_feedback_needs(tmp_path, dequantize):
+    model = tiny_diffusion.build(**tiny_diffusion.WIDE)
+    tiny_diffusion.save(tmp_path, model, quantization=tiny_diffusion.quantize(model))
+    found = bind_denoising_model(tiny_diffusion.graph(tmp_path, dequantize=dequantize))
+    artifact = open_artifact(tmp_path)
+    predicted = resident_bytes(artifact, element_bytes=4, dequantize=dequantize, pretranspose=False)
+    assert found.weights_bytes == predicted
+    table_bytes = tiny_diffusion.VOCAB * tiny_diffusion.WIDE["hidden_size"] * 4
+    assert found.weights_bytes - found.graph.weights_bytes == (0 if dequantize else table_bytes)
 
 
 def test_default_options_never_ask_for_more_than_the_canvas(binding):
