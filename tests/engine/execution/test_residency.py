@@ -217,7 +217,7 @@ async def test_memory_is_flat_over_fifty_reloads(changing, tmp_path):
         held, before = [], set(threading.enumerate())
         for _ in range(RELOADS):
             await engine.load_model("")
-            await until(lambda: len(engine._thread._batches) == 1)
+            await until(lambda: not engine._residency._retirements)
             held.append(mx.get_active_memory())
         assert max(held[1:]) - min(held[1:]) < engine.model.weights_bytes // 4, held
         assert len(set(threading.enumerate()) - before) <= 3
