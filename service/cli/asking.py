@@ -24,11 +24,13 @@ COMMAND_NAME: Final = "mlx-stream"
 
 _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
-_CONNECTION_FLAGS = (
-    click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
+_REQUEST_FLAGS = (
     click.option("--model", default="", help="Name of the model. Default: the served one."),
     click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
                  default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Longest time for one answer."),
+)  # fmt: skip
+_SERVER_FLAGS = (
+    click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
     click.option("--ca", "ca_file", type=_FILE, help="Certificates to trust; encrypts the connection."),
     click.option("--cert", "cert_file", type=_FILE, help="Certificate to present; needs --ca and --key."),
     click.option("--key", "key_file", type=_FILE, help="Its key."),
@@ -45,7 +47,15 @@ class Credentials:
 
 
 def connection_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags that say whom to ask, as whom, and for how long; files become `credentials`."""
+    """Add the flags that say whom to ask, as whom, for which model, and for how long."""
+    flagged = server_flags(command)
+    for flag in reversed(_REQUEST_FLAGS):
+        flagged = flag(flagged)
+    return flagged
+
+
+def server_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags that say whom to ask, and as whom; files become `credentials`."""
 
     @functools.wraps(command)
     def asking(
@@ -59,7 +69,7 @@ def connection_flags(command: Callable[..., None]) -> Callable[..., None]:
         command(credentials=_credentials(ca_file, cert_file, key_file, token_file), **others)
 
     flagged: Callable[..., None] = asking
-    for flag in reversed(_CONNECTION_FLAGS):
+    for flag in reversed(_SERVER_FLAGS):
         flagged = flag(flagged)
     return flagged
 
