@@ -19,7 +19,7 @@ from clients.conformance.runner.playing import Play
 from clients.conformance.runner.programs import Program, ProgramError
 from clients.conformance.runner.stage import Stage
 from clients.conformance.runner.table import Verdict, write_table
-from clients.conformance.runner.third_party import ToolReport, check_tools
+from clients.conformance.runner.third_party import ToolReport, check_tools, install_tools
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = ROOT / "clients/conformance"
@@ -90,6 +90,8 @@ class Run:
         folder = Path(tempfile.mkdtemp(prefix="servers-", dir=BUILD))
         stage = Stage(ROOT, folder, self._servers)
         stage.prepare()
+        installing = asyncio.to_thread(install_tools, ROOT / "build/tools") if with_tools else _no_tools()
+        tools = asyncio.create_task(installing)
         try:
             async with asyncio.TaskGroup() as playing:
                 for language in languages:
@@ -100,9 +102,9 @@ class Run:
             order = [language for language in languages if language in self.verdicts]
             self.verdicts = {language: self.verdicts[language] for language in order}
             _compare(self.verdicts, self._answers, {case["name"] for case in self._cases if case.get("by_chance")})
-            if with_tools:
+            if installed := await tools:
                 server = await stage.server("plain", own=False)
-                self.tools = await asyncio.to_thread(check_tools, ROOT / "build/tools", server.target)
+                self.tools = await asyncio.to_thread(check_tools, installed, server.target)
         finally:
             await stage.close()
         if all(verdict.outcome == "passed" for by_case in self.verdicts.values() for verdict in by_case.values()):
@@ -128,6 +130,10 @@ class Run:
         self.verdicts[language] = verdicts
         passed = sum(verdict.outcome == "passed" for verdict in verdicts.values())
         _say(f"{language}: {passed} of {len(self._cases)} passed in {time.monotonic() - started:.0f} s")
+
+
+async def _no_tools() -> dict[str, Path | str]:
+    return {}
 
 
 def _build(language: str) -> str:

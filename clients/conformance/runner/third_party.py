@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,21 +31,30 @@ class ToolReport:
     detail: str = ""
 
 
-def check_tools(folder: Path, target: str) -> list[ToolReport]:
-    """Install the tools below `folder` if they are not there, and let each talk to the server at `target`."""
+def install_tools(folder: Path) -> dict[str, Path | str]:
+    """Install the tools below `folder` if they are not there; for each its binary, or why there is none."""
+    installed: dict[str, Path | str] = {}
+    for tool in MODULES:
+        try:
+            installed[tool] = _installed(tool, folder)
+        except (OSError, subprocess.SubprocessError) as error:
+            installed[tool] = f"cannot be installed: {_last_line(error)}"
+    return installed
+
+
+def check_tools(installed: Mapping[str, Path | str], target: str) -> list[ToolReport]:
+    """Let each tool talk to the server at `target`."""
     checks: dict[str, Callable[[str, str], str]] = {
         "grpcurl": _grpcurl,
         "grpc_health_probe": _health_probe,
         "ghz": _ghz,
     }
-    return [_report(tool, folder, target, check) for tool, check in checks.items()]
+    return [_report(tool, installed[tool], target, check) for tool, check in checks.items()]
 
 
-def _report(tool: str, folder: Path, target: str, check: Callable[[str, str], str]) -> ToolReport:
-    try:
-        binary = _installed(tool, folder)
-    except (OSError, subprocess.SubprocessError) as error:
-        return ToolReport(tool, "skipped", f"cannot be installed: {_last_line(error)}")
+def _report(tool: str, binary: Path | str, target: str, check: Callable[[str, str], str]) -> ToolReport:
+    if isinstance(binary, str):
+        return ToolReport(tool, "skipped", binary)
     try:
         problem = check(str(binary), target)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
@@ -60,7 +69,7 @@ def _installed(tool: str, folder: Path) -> Path:
     if shutil.which("go") is None:
         raise FileNotFoundError("go is not installed")
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "-trimpath"}
+    environment = {**os.environ, "GOBIN": str(folder), "GOFLAGS": "-trimpath -p=1"}
     subprocess.run(
         ["go", "install", MODULES[tool]],
         env=environment,
