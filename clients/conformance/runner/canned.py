@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from mlxstream.v1 import event_pb2, generation_pb2, result_pb2
+from mlxstream.v1 import event_pb2, generation_pb2, options_pb2, result_pb2
 
 GENERATE = "/mlxstream.v1.GenerationService/Generate"
 COMPLETE = "/mlxstream.v1.GenerationService/Complete"
@@ -21,7 +21,8 @@ def _event(sequence: int, **event: Any) -> bytes:
     return generation_pb2.GenerateResponse(sequence=sequence, **event).SerializeToString()
 
 
-STARTED = event_pb2.Started(generation_id="g", request_id="r", model="canned", prompt_tokens=1)
+OPTIONS = options_pb2.GenerateOptions(temperature=0, top_p=0, top_k=0, max_tokens=1, seed=1)
+STARTED = event_pb2.Started(generation_id="g", request_id="r", model="canned", prompt_tokens=1, options=OPTIONS)
 TOKEN = result_pb2.GeneratedToken(token=7, index=0)
 
 
