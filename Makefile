@@ -102,12 +102,14 @@ check-schema: $(VENV)/check
 
 check-generated: $(VENV)/check
 	@echo '· generated code'; $(BIN)/python proto/generate.py --check
+	@if command -v go >/dev/null; then $(BIN)/python proto/generate_go.py --check; fi
 
 format: $(VENV)/check ## format the code, and fix what the linter can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
-generate: $(VENV)/check ## regenerate the committed stubs from the schema: Python's, and Rust's where cargo is installed
+generate: $(VENV)/check ## regenerate the committed stubs from the schema: Python's, and Go's and Rust's where their tools are installed
 	@$(BIN)/python proto/generate.py
+	@if command -v go >/dev/null; then $(BIN)/python proto/generate_go.py; fi
 	@if command -v cargo >/dev/null; then BUF=$(BIN)/buf sh clients/rust/generate.sh; fi
 
 lock: $(VENV)/made-for ## resolve constraints.txt anew, for every system and Python that we support

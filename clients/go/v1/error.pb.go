@@ -43,6 +43,10 @@ const (
 	ErrorReason_ERROR_REASON_MALFORMED_MESSAGE ErrorReason = 4
 	// A known option or RPC that this server or this model cannot honour. UNIMPLEMENTED; metadata option.
 	ErrorReason_ERROR_REASON_UNSUPPORTED_OPTION ErrorReason = 5
+	// No bearer token, or one that nobody has. UNAUTHENTICATED.
+	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 10
+	// The token's owner may not use this service. PERMISSION_DENIED; metadata service, permission.
+	ErrorReason_ERROR_REASON_PERMISSION_DENIED ErrorReason = 11
 	// No model, adapter or generation has this name. NOT_FOUND; metadata kind, name.
 	ErrorReason_ERROR_REASON_NOT_FOUND ErrorReason = 20
 	// The request id belongs to a live generation. ALREADY_EXISTS; metadata request_id.
@@ -98,6 +102,8 @@ var (
 		3:  "ERROR_REASON_CHAT_TEMPLATE",
 		4:  "ERROR_REASON_MALFORMED_MESSAGE",
 		5:  "ERROR_REASON_UNSUPPORTED_OPTION",
+		10: "ERROR_REASON_UNAUTHENTICATED",
+		11: "ERROR_REASON_PERMISSION_DENIED",
 		20: "ERROR_REASON_NOT_FOUND",
 		21: "ERROR_REASON_DUPLICATE_REQUEST_ID",
 		30: "ERROR_REASON_OVERLOADED",
@@ -127,6 +133,8 @@ var (
 		"ERROR_REASON_CHAT_TEMPLATE":        3,
 		"ERROR_REASON_MALFORMED_MESSAGE":    4,
 		"ERROR_REASON_UNSUPPORTED_OPTION":   5,
+		"ERROR_REASON_UNAUTHENTICATED":      10,
+		"ERROR_REASON_PERMISSION_DENIED":    11,
 		"ERROR_REASON_NOT_FOUND":            20,
 		"ERROR_REASON_DUPLICATE_REQUEST_ID": 21,
 		"ERROR_REASON_OVERLOADED":           30,
@@ -260,14 +268,17 @@ const file_mlxstream_v1_error_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\x0e2\x19.mlxstream.v1.ErrorReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1c\n" +
 	"\tretryable\x18\x03 \x01(\bR\tretryable\x12%\n" +
-	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\x8d\a\n" +
+	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\xd3\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12 \n" +
 	"\x1cERROR_REASON_PROMPT_TOO_LONG\x10\x02\x12\x1e\n" +
 	"\x1aERROR_REASON_CHAT_TEMPLATE\x10\x03\x12\"\n" +
 	"\x1eERROR_REASON_MALFORMED_MESSAGE\x10\x04\x12#\n" +
-	"\x1fERROR_REASON_UNSUPPORTED_OPTION\x10\x05\x12\x1a\n" +
+	"\x1fERROR_REASON_UNSUPPORTED_OPTION\x10\x05\x12 \n" +
+	"\x1cERROR_REASON_UNAUTHENTICATED\x10\n" +
+	"\x12\"\n" +
+	"\x1eERROR_REASON_PERMISSION_DENIED\x10\v\x12\x1a\n" +
 	"\x16ERROR_REASON_NOT_FOUND\x10\x14\x12%\n" +
 	"!ERROR_REASON_DUPLICATE_REQUEST_ID\x10\x15\x12\x1b\n" +
 	"\x17ERROR_REASON_OVERLOADED\x10\x1e\x12\"\n" +

@@ -279,7 +279,7 @@ type GenerateOptions struct {
 	//	*GenerateOptions_Grammar
 	//	*GenerateOptions_Choice
 	Constraint isGenerateOptions_Constraint `protobuf_oneof:"constraint"`
-	// Tokens between durable checkpoints of this generation. At least 1. Default: the server's.
+	// Tokens between two checkpoints of a durable generation. At least 1. Default 64. Only with `delivery.durable`.
 	CheckpointEveryTokens *uint32 `protobuf:"varint,80,opt,name=checkpoint_every_tokens,json=checkpointEveryTokens,proto3,oneof" json:"checkpoint_every_tokens,omitempty"`
 	// Label that keeps a conversation's cached prefix warm; never changes the tokens. At most 256 characters.
 	// Default none.

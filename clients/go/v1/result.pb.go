@@ -287,7 +287,8 @@ type GenerateStats struct {
 	GeneratedTokens uint32 `protobuf:"varint,3,opt,name=generated_tokens,json=generatedTokens,proto3" json:"generated_tokens,omitempty"`
 	// Prompt tokens computed per second of `prefill_ms`. Cached ones do not count, nor do those that an end left undone.
 	PrefillTps float64 `protobuf:"fixed64,4,opt,name=prefill_tps,json=prefillTps,proto3" json:"prefill_tps,omitempty"`
-	// `generated_tokens` per second of `decode_ms`, so that the first token counts as well.
+	// `generated_tokens` per second of `decode_ms`, so that the first token counts as well; those from before a resume do
+	// not.
 	DecodeTps float64 `protobuf:"fixed64,5,opt,name=decode_tps,json=decodeTps,proto3" json:"decode_tps,omitempty"`
 	// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed.
 	PrefillMs float64 `protobuf:"fixed64,6,opt,name=prefill_ms,json=prefillMs,proto3" json:"prefill_ms,omitempty"`
