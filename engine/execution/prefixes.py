@@ -74,6 +74,11 @@ class PrefixKeeper:
         """Bytes that they hold."""
         return self._store.nbytes
 
+    def widen(self, more_bytes: int) -> None:
+        """Let so much more be kept; a negative number takes away. What keeps nothing goes on keeping nothing."""
+        if self._store.capacity_bytes:
+            self._store.capacity_bytes = max(1, self._store.capacity_bytes + more_bytes)
+
     def clear(self, mark: str = "") -> ClearReport:
         """Forget the states whose namespace ends with `mark`, on disk too. What rows have begun with stays theirs."""
         self._unconfirmed = {row: one for row, one in self._unconfirmed.items() if not one.namespace.endswith(mark)}

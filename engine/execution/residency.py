@@ -29,7 +29,7 @@ from engine.contracts.prefix import salt_mark
 from engine.execution.adapter_folders import adapter_folder
 from engine.execution.errands import at_once
 from engine.execution.resident import find_files, load_on_engine_thread, open_text, prepare
-from engine.generation.memory import usable_bytes
+from engine.generation.memory import PREFIX_SHARE, usable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -256,7 +256,14 @@ class Residency:
         if resident is None or not resident.holds_workspace:
             return
         more_bytes = usable_bytes(freed_bytes) if freed_bytes > 0 else freed_bytes
-        await self._errand(lambda: thread.batch(resident.number).widen(more_bytes))
+        prefix_bytes = int(more_bytes * PREFIX_SHARE) if self._settings.prefix_cache_bytes is None else 0
+
+        def widen() -> None:
+            batch = thread.batch(resident.number)
+            batch.widen(more_bytes)
+            batch.stepper.prefixes.widen(prefix_bytes)
+
+        await self._errand(widen)
         if self.current is not None and self.current.number == resident.number:
             self.current = replace(self.current, state_bytes=max(0, self.current.state_bytes + more_bytes))
 

@@ -98,6 +98,7 @@ async def test_what_is_promised_to_rows_shrinks_and_grows_with_mounts(adapted, t
         before = engine.load().state_limit_bytes
         info = await engine.mount_adapter("x", "a", model="")
         assert engine.load().state_limit_bytes == before - info.resident_bytes
+        assert engine.load().prefix_limit_bytes == 0
         await engine.unmount_adapter("x", model="")
         assert before - info.resident_bytes < engine.load().state_limit_bytes <= before
     finally:

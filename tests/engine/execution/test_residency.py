@@ -15,6 +15,7 @@ from engine.contracts.options import GenerateOptions
 from engine.contracts.results import AbortReason, FinishReason
 from engine.execution import loading, residency
 from engine.execution.engine import Engine
+from engine.generation.memory import usable_bytes
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings, tokens
 
@@ -204,6 +205,32 @@ async def test_unloading_ends_generations_as_aborted_and_another_load_serves_aga
         await engine.load_model("tiny")
         assert engine.can_serve
         assert (await run(engine, PROMPT, max_tokens=3, **GREEDY))[1]
+
+
+async def test_a_replaced_model_leaves_its_room_to_the_next(changing, tmp_path):
+    async with started(changing, tmp_path, prefix_cache_bytes=None) as engine:
+        info = await engine.load_model("")
+        room = usable_bytes(info.weights_bytes)
+        before = engine.load()
+        await until(lambda: not engine._residency._retirements)
+        after = engine.load()
+        assert after.state_limit_bytes - before.state_limit_bytes in (0, room)  # it may have gone before we looked
+        assert engine._residency.current.state_bytes == after.state_limit_bytes
+        assert after.prefix_limit_bytes >= int(0.24 * after.state_limit_bytes)
+
+
+async def test_a_model_is_loaded_and_warmed_on_the_one_thread_that_owns_arrays(changing, tmp_path, monkeypatch):
+    names, real = [], loading.exercise
+
+    def watched(binding):
+        names.append(threading.current_thread().name)
+        return real(binding)
+
+    async with started(changing, tmp_path) as engine:
+        monkeypatch.setattr(loading, "exercise", watched)
+        await engine.load_model("")
+        await asyncio.gather(engine.load_model(""), run(engine, PROMPT, max_tokens=3, **GREEDY))
+    assert names == ["mlx-engine"] * 2
 
 
 async def test_only_the_served_model_can_be_unloaded(engine):
