@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from engine.contracts.cancellation import AbortReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from engine.execution.engine import Generation
     from service.delivery import Delivery
     from service.rpc import Context
 
@@ -27,6 +26,13 @@ MARGIN_STEPS: Final = 2
 SENDING_SECONDS: Final = 0.05
 # However long steps take, this much of the time given is for generating.
 MAX_MARGIN_SHARE: Final = 0.5
+
+
+class Abortable(Protocol):
+    """What can be told to end."""
+
+    def abort(self, reason: AbortReason) -> None:
+        """End at the next safe point."""
 
 
 class PartialDeadline:
@@ -46,7 +52,7 @@ class PartialDeadline:
         return cls(context.time_remaining() if delivery.partial_at_deadline else None, step_seconds)
 
     @contextlib.contextmanager
-    def ending(self, generation: Generation) -> Iterator[None]:
+    def ending(self, generation: Abortable) -> Iterator[None]:
         """Abort `generation` in time, unless it leaves this block before."""
         if math.isfinite(self._given_seconds):
             self._look(generation)
@@ -56,7 +62,7 @@ class PartialDeadline:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _look(self, generation: Generation) -> None:
+    def _look(self, generation: Abortable) -> None:
         """Abort, or look again when it may be time: at the widest margin first, since steps may grow longer."""
         remaining_seconds = self._at - self._loop.time()
         margin = margin_seconds(self._given_seconds, self._step_seconds())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from engine.contracts.errors import FieldViolation, InvalidRequestError, UnsupportedOptionError
+from engine.contracts.errors import FieldViolation, InvalidRequestError
 from mlxstream.v1 import delivery_pb2
 from service.decode_values import NANOS_PER_SECOND, nanoseconds, refuse_bad_values, shown
 from service.delivery import MESSAGE_TOKENS_LIMIT, Delivery
@@ -17,7 +17,6 @@ MAX_DELAY_SECONDS: Final = 60.0
 MIN_HEARTBEAT_SECONDS: Final = 0.01
 MAX_HEARTBEAT_SECONDS: Final = 3600.0
 
-NOT_OFFERED: Final = ("durable",)
 STREAMED: Final = ("max_tokens_per_message", "max_delay", "heartbeat_interval", "draft_blocks")
 
 
@@ -25,13 +24,9 @@ def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) 
     """How to deliver; without `streaming`, options that pace a stream are refused.
 
     Raises:
-        UnsupportedOptionError: an option of a later build is set.
         InvalidRequestError: an option is out of range, or has no meaning for this call.
     """
     refuse_bad_values(delivery, "delivery")
-    for name in NOT_OFFERED:
-        if getattr(delivery, name):
-            raise UnsupportedOptionError(f"delivery.{name}", "this build does not offer it yet")
     violations = _range_violations(delivery) if streaming else _streamed_violations(delivery)
     if violations:
         raise InvalidRequestError(violations)
@@ -43,6 +38,7 @@ def decode_delivery(delivery: delivery_pb2.DeliveryOptions, *, streaming: bool) 
         max_delay_seconds=_seconds(delivery.max_delay),
         heartbeat_seconds=_heartbeat_seconds(delivery),
         partial_at_deadline=delivery.deadline_policy == delivery_pb2.DEADLINE_POLICY_PARTIAL_RESULT,
+        durable=delivery.durable,
     )
 
 

@@ -29,6 +29,7 @@ class Delivery:
     max_delay_seconds: float = 0.0
     heartbeat_seconds: float | None = None
     partial_at_deadline: bool = False
+    durable: bool = False
 
 
 class ChunkBuffer:

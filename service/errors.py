@@ -87,6 +87,16 @@ class InternalError(contract.EngineError):
         super().__init__(f"internal error (correlation id {correlation_id})")
 
 
+class TakenOverError(contract.EngineError):
+    """Another call has resumed the generation that this one was reading."""
+
+    reason = "TAKEN_OVER"
+
+    def __init__(self, generation_id: str) -> None:
+        self.generation_id = generation_id
+        super().__init__(f"another call has resumed generation {generation_id}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How one class of error is told. `metadata` names the fields that ErrorInfo repeats.
@@ -138,6 +148,7 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         ),
         contract.CheckpointDamagedError: Rule(status=_CODE.DATA_LOSS, metadata=("generation_id", "file")),
         contract.ResumePointGoneError: Rule(status=_CODE.OUT_OF_RANGE, metadata=("generation_id",)),
+        TakenOverError: Rule(status=_CODE.CANCELLED, metadata=("generation_id",)),
         contract.ArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.MissingArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.CorruptArtifactError: Rule(status=_CODE.DATA_LOSS, metadata=("file",)),

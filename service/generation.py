@@ -9,36 +9,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import EngineError, InvalidRequestError
 from engine.contracts.events import GenerationFinished, GenerationStarted, TokensGenerated
 from engine.contracts.results import FinishReason
-from mlxstream.v1 import generation_pb2
+from mlxstream.v1 import event_pb2, generation_pb2
 from service.deadline import PartialDeadline
 from service.decode import decode_generation
 from service.decode_delivery import decode_delivery
+from service.durable.call import DurableCall
 from service.encode import encode_finished, encode_started, encode_stats, encode_tokens
 from service.errors import encode_error, presentable
 from service.limits import RequestLimits
 from service.live import CallFacts
 from service.metadata import priority_of, session_of
 from service.rpc import off_loop_if_large
-from service.stream import ResponseStream
+from service.stream import ResponseStream, SentBefore
 from service.tracing import trace_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from google.protobuf.message import Message
 
     from engine.contracts.events import GenerationEvent, GenerationRequest
     from engine.execution.engine import Engine, Generation
     from service.access import Access
     from service.decode import GenerationMessage
     from service.delivery import Delivery
+    from service.durable.generation import Attachment
+    from service.durable.generations import DurableGenerations
+    from service.durable.reader import LogEvent, LogReader
     from service.live import LiveGenerations
     from service.metrics import Metrics
     from service.rpc import Context, Handler
+
+    # What a stream is read from: the generation itself, or the log of a durable one.
+    Source: TypeAlias = Generation | LogReader
 
 # A call that is cancelled this close to its deadline was ended by it: the caller's clock may run ahead of ours.
 DEADLINE_TOLERANCE_SECONDS: Final = 0.05
@@ -53,9 +62,10 @@ class GenerationHandlers:
         live: LiveGenerations,
         access: Access,
         limits: RequestLimits,
+        durable: DurableGenerations,
         metrics: Metrics | None = None,
     ) -> None:
-        """Generations run on `engine`, and are followed to their end by `live`.
+        """Generations run on `engine`, and are followed to their end by `live`; `durable` holds those that may wait.
 
         `access` knows whose they are, `limits` bounds what they may ask for, and `metrics` hears what is refused.
         """
@@ -63,22 +73,60 @@ class GenerationHandlers:
         self._live = live
         self._access = access
         self._limits = limits
+        self._durable = durable
         self._metrics = metrics
 
     def by_name(self) -> dict[str, Handler]:
         """Handlers by RPC; the others are refused."""
-        return {"Generate": self.generate, "Complete": self.complete, "Abort": self.abort}
+        return {"Generate": self.generate, "Complete": self.complete, "Resume": self.resume, "Abort": self.abort}
 
     async def generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         """Stream one generation."""
         delivery = decode_delivery(request.delivery, streaming=True)
         deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
+        if delivery.durable:
+            attachment = await self._attached(request, delivery, context)
+            return await self._relay_durable(attachment, request, context, deadline)
         generation = await self._accept(request, context)
         stream = ResponseStream(context.write, delivery, asyncio.get_running_loop().time, self._metrics)
         with freed_on_exit(generation, context), deadline.ending(generation):
             finished = await relay(generation, stream)
             error = ending_error(finished, request, partial=delivery.partial_at_deadline and stream.started)
             await stream.finish(finished, encode_error(error) if error is not None else None)
+        if error is not None:
+            raise error
+        return None
+
+    async def resume(self, request: generation_pb2.ResumeRequest, context: Context) -> None:
+        """Stream a durable generation on from a point."""
+        caller = self._access.caller_of(context).name
+        with self._counting_refusals():
+            attachment = await self._durable.resume(caller, request.generation_id, request.after_sequence)
+        deadline = PartialDeadline.of(context, attachment.delivery, self._engine.step_seconds)
+        await self._relay_durable(attachment, request, context, deadline)
+
+    async def _relay_durable(
+        self,
+        attachment: Attachment,
+        request: generation_pb2.GenerateRequest | generation_pb2.ResumeRequest,
+        context: Context,
+        deadline: PartialDeadline,
+    ) -> None:
+        """Stream what `attachment` reads. The generation outlives this call."""
+        stream = ResponseStream(
+            context.write,
+            attachment.delivery,
+            asyncio.get_running_loop().time,
+            self._metrics,
+            after_sequence=attachment.after_sequence,
+            record=attachment.record,
+        )
+        with attachment.held(), deadline.ending(attachment):
+            finished = await relay(attachment.reader, stream)
+            partial = attachment.delivery.partial_at_deadline and stream.started
+            error = ending_error(finished, request, partial=partial)
+            await stream.finish(finished, encode_error(error) if error is not None else None)
+            attachment.deliver()
         if error is not None:
             raise error
 
@@ -88,10 +136,16 @@ class GenerationHandlers:
         """Run one generation to its end and answer with all of it."""
         delivery = decode_delivery(request.delivery, streaming=False)
         deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
-        generation = await self._accept(request, context)
         answer = generation_pb2.CompleteResponse()
-        with freed_on_exit(generation, context), deadline.ending(generation):
-            finished = await collect(generation, answer, delivery)
+        if delivery.durable:
+            attachment = await self._attached(request, delivery, context)
+            with attachment.held(), deadline.ending(attachment):
+                finished = await collect(attachment.reader, answer, delivery)
+                attachment.deliver()
+        else:
+            generation = await self._accept(request, context)
+            with freed_on_exit(generation, context), deadline.ending(generation):
+                finished = await collect(generation, answer, delivery)
         partial = delivery.partial_at_deadline and answer.HasField("started")
         error = ending_error(finished, request, partial=partial)
         if error is not None:
@@ -110,6 +164,7 @@ class GenerationHandlers:
             case _:
                 raise InvalidRequestError.of("target", "one of request_id and generation_id must be set")
         if generation is None:
+            await self._durable.forget(caller, request.generation_id)
             return generation_pb2.AbortResponse(status=generation_pb2.ABORT_STATUS_NOT_RUNNING)
         finished = await generation.finished()
         aborted = finished.finish_reason is FinishReason.CANCELLED
@@ -118,15 +173,40 @@ class GenerationHandlers:
             stats=encode_stats(finished.stats),
         )
 
-    async def _accept(self, request: GenerationMessage, context: Context) -> Generation:
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
         try:
-            return await self._accepted(request, context)
+            yield
         except EngineError as error:
             if self._metrics is not None:
                 self._metrics.refused(error.reason)
             raise
 
-    async def _accepted(self, request: GenerationMessage, context: Context) -> Generation:
+    async def _accept(self, request: GenerationMessage, context: Context) -> Generation:
+        with self._counting_refusals():
+            decoded = await self._decoded(request, context)
+            self._live.require_open()
+            generation = await self._engine.generate(decoded)
+            self._live.watch(generation, self._facts(request, context))
+            return generation
+
+    async def _attached(self, request: GenerationMessage, delivery: Delivery, context: Context) -> Attachment:
+        with self._counting_refusals():
+            decoded = await self._decoded(request, context)
+            facts = self._facts(request, context)
+            return await self._durable.generate(
+                DurableCall(message=request, request=decoded, delivery=delivery, facts=facts)
+            )
+
+    def _facts(self, request: GenerationMessage, context: Context) -> CallFacts:
+        """What telemetry wants to know of the call that asks for a generation."""
+        return CallFacts(
+            caller=self._access.caller_of(context).name,
+            operation="chat" if request.HasField("chat") else "text_completion",
+            trace=trace_of(context),
+        )
+
+    async def _decoded(self, request: GenerationMessage, context: Context) -> GenerationRequest:
         caller, priority, session = self._access.caller_of(context), priority_of(context), session_of(context)
         self._limits.check_options(request.options)
         bounds = {
@@ -136,11 +216,7 @@ class GenerationHandlers:
         decoded = await off_loop_if_large(
             request, decode_generation, request, caller=caller.name, priority=priority, **bounds
         )
-        self._live.require_open()
-        generation = await self._engine.generate(within_session(decoded, session))
-        operation = "chat" if request.HasField("chat") else "text_completion"
-        self._live.watch(generation, CallFacts(caller=caller.name, operation=operation, trace=trace_of(context)))
-        return generation
+        return within_session(decoded, session)
 
 
 def within_session(request: GenerationRequest, session: str) -> GenerationRequest:
@@ -150,7 +226,7 @@ def within_session(request: GenerationRequest, session: str) -> GenerationReques
     return replace(request, options=replace(request.options, cache_session_id=session))
 
 
-async def relay(generation: Generation, stream: ResponseStream) -> GenerationFinished:
+async def relay(generation: Source, stream: ResponseStream) -> GenerationFinished:
     """Send events as they come, and what falls due between them, until the end, which is returned."""
     while True:
         await stream.send_due()
@@ -162,7 +238,7 @@ async def relay(generation: Generation, stream: ResponseStream) -> GenerationFin
 
 
 async def collect(
-    generation: Generation, answer: generation_pb2.CompleteResponse, delivery: Delivery
+    generation: Source, answer: generation_pb2.CompleteResponse, delivery: Delivery
 ) -> GenerationFinished:
     """Gather all events in `answer` until the end, which is returned."""
     text: list[str] = []
@@ -170,7 +246,9 @@ async def collect(
         match await generation.next_event():
             case GenerationStarted() as started:
                 answer.started.CopyFrom(encode_started(started))
-            case TokensGenerated() as generated:
+            case event_pb2.Started() as started:
+                answer.started.CopyFrom(started)
+            case (TokensGenerated() as generated) | SentBefore(generated):
                 answer.tokens.extend(encode_tokens(generated.tokens, with_bytes=delivery.include_token_bytes))
                 text.append(generated.text)
             case GenerationFinished() as finished:
@@ -178,7 +256,7 @@ async def collect(
                 return finished
 
 
-async def next_event_before(generation: Generation, time: float | None) -> GenerationEvent | None:
+async def next_event_before(generation: Source, time: float | None) -> LogEvent | GenerationEvent | None:
     """The next event, or None once the loop's clock has reached `time`. No event is lost."""
     try:
         async with asyncio.timeout_at(time):
@@ -187,7 +265,7 @@ async def next_event_before(generation: Generation, time: float | None) -> Gener
         return None
 
 
-def ending_error(finished: GenerationFinished, request: GenerationMessage, *, partial: bool) -> EngineError | None:
+def ending_error(finished: GenerationFinished, request: Message, *, partial: bool) -> EngineError | None:
     """What the call's status must tell; None ends it with OK, which `partial` allows at the deadline too."""
     if finished.error is None or (partial and finished.finish_reason is FinishReason.DEADLINE):
         return None

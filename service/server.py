@@ -24,6 +24,7 @@ from service.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from engine.execution.engine import Engine
+    from service.durable.generations import DurableGenerations
     from service.health import Health
     from service.listening import ListenAddress
     from service.live import LiveGenerations
@@ -35,7 +36,12 @@ UNCOUNTED: Final = frozenset({"Abort"})
 
 
 def build_server(
-    engine: Engine, live: LiveGenerations, health: Health, offer: Offer, telemetry: Telemetry | None = None
+    engine: Engine,
+    live: LiveGenerations,
+    health: Health,
+    durable: DurableGenerations,
+    offer: Offer,
+    telemetry: Telemetry | None = None,
 ) -> grpc.aio.Server:
     """A server with every service of `offer`, bound to nothing yet. What is not offered is an unknown method.
 
@@ -44,7 +50,8 @@ def build_server(
     telemetry = telemetry or Telemetry(engine)
     live.observe(telemetry.ended)
     reports = LoadReports(engine, telemetry.meter, health)
-    generation = GenerationHandlers(engine, live, offer.access, offer.limits, telemetry.metrics).by_name()
+    handling = GenerationHandlers(engine, live, offer.access, offer.limits, durable, telemetry.metrics)
+    generation = handling.by_name()
     gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_message_bytes)
     streams, refused = Streams(offer.limits), telemetry.metrics.refused
     applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from engine.contracts.errors import EngineError
 from engine.execution.state_room import smallest_row_bytes
 from service.address import Address, AddressError, BindError
+from service.durable.generations import DurableGenerations
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
 from service.metrics_server import MetricsServer
@@ -59,7 +60,8 @@ async def serve_engine(
         loading.cancel()
         await engine.stop()
         raise
-    server = build_server(engine, live, health, offer, telemetry)
+    durable = DurableGenerations(engine, live, grace_seconds=settings.resume_grace_seconds)
+    server = build_server(engine, live, health, durable, offer, telemetry)
     pulse = asyncio.ensure_future(beat(telemetry.meter, telemetry.metrics))
     metrics_server: MetricsServer | None = None
     try:
@@ -76,6 +78,7 @@ async def serve_engine(
             await drain(
                 live,
                 health,
+                durable,
                 signals,
                 late_seconds=settings.shutdown_late_seconds,
                 grace_seconds=settings.shutdown_grace_seconds,
@@ -86,7 +89,7 @@ async def serve_engine(
         loading.cancel()
         pulse.cancel()
         scraping = [] if metrics_server is None else [asyncio.to_thread(metrics_server.close)]
-        await asyncio.gather(close(engine, live, health, server, signals), *scraping)
+        await asyncio.gather(close(engine, live, health, durable, server, signals), *scraping)
         telemetry.tracing.close()
 
 
@@ -143,22 +146,37 @@ async def serve(
 
 
 async def drain(
-    live: LiveGenerations, health: Health, signals: Signals, *, late_seconds: float, grace_seconds: float
+    live: LiveGenerations,
+    health: Health,
+    durable: DurableGenerations,
+    signals: Signals,
+    *,
+    late_seconds: float,
+    grace_seconds: float,
 ) -> None:
-    """Say that this server ends, take what balancers still send for a moment, then let what runs end by itself."""
+    """Say that this server ends, take what balancers still send for a moment, then let what runs end by itself.
+
+    Durable generations that nobody reads end at once: they can be resumed.
+    """
     health.close()
     logger.info("stopping", extra={"fields": {"live_generations": live.count}})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(late_seconds):
             await signals.second.wait()
     live.drain()
+    durable.drain()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(grace_seconds):
             await before(signals.second, live.wait_idle())
 
 
 async def close(
-    engine: Engine, live: LiveGenerations, health: Health, server: grpc.aio.Server, signals: Signals
+    engine: Engine,
+    live: LiveGenerations,
+    health: Health,
+    durable: DurableGenerations,
+    server: grpc.aio.Server,
+    signals: Signals,
 ) -> None:
     """End what is left: streams first, by the engine's word, then the connections."""
     live.drain()
@@ -167,6 +185,7 @@ async def close(
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
             await live.wait_idle()
+    durable.close()
     health.end_watches()
     await server.stop(CLOSE_SECONDS)
 

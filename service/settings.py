@@ -66,6 +66,7 @@ class ServerSettings(BaseModel):
     adapters_dir: Path | None = None
     checkpoint_bytes: int | None = Field(default=None, ge=0)
     checkpoint_age_seconds: float = Field(default=86_400.0, gt=0, le=31_536_000, allow_inf_nan=False)
+    resume_grace_seconds: float = Field(default=30.0, ge=0, le=86_400, allow_inf_nan=False)
     shutdown_late_seconds: float = Field(default=0.1, ge=0, le=86_400, allow_inf_nan=False)
     shutdown_grace_seconds: float = Field(default=5.0, ge=0, le=86_400, allow_inf_nan=False)
     health_stall_seconds: float = Field(default=60.0, gt=0, le=86_400, allow_inf_nan=False)

@@ -5,10 +5,11 @@ Used by one handler. Times are seconds of the loop's clock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.contracts.events import CanvasRevised, GenerationStarted, PrefillProgress, TokensGenerated
-from mlxstream.v1 import generation_pb2
+from mlxstream.v1 import event_pb2, generation_pb2
 from service.delivery import ChunkBuffer
 from service.encode import encode_block, encode_chunk, encode_finished, encode_heartbeat, encode_started
 
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from service.delivery import Delivery
     from service.metrics import Metrics
 
+    # Told of each message before it is sent: its number, and the tokens and characters that have been sent with it.
+    Record: TypeAlias = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SentBefore:
+    """What one message of an earlier stream of this generation has brought."""
+
+    generated: TokensGenerated
+
 
 class ResponseStream:
     """Writes the stream grammar: started, then chunks and heartbeats, then finished."""
@@ -30,17 +41,24 @@ class ResponseStream:
         delivery: Delivery,
         clock: Callable[[], float],
         metrics: Metrics | None = None,
+        *,
+        after_sequence: int = 0,
+        record: Record | None = None,
     ) -> None:
         """Nothing is sent before the generation has started, so that callers may retry until then.
 
-        `metrics` hears how tokens travel.
+        `metrics` hears how tokens travel. A stream that is resumed begins with `after_sequence`, which is the number
+        of its Started, and counts on; `record` is told of each message.
         """
         self._write = write
         self._metrics = metrics
         self._tokens_at: float | None = None
         self._delivery = delivery
         self._clock = clock
-        self._sequence = 0
+        self._record = record
+        self._sequence = after_sequence
+        self._started = False
+        self._tokens = self._characters = 0
         self._sent_at = clock()
         self._progress = PrefillProgress(0, 0)
         self._block_index, self._revisions = 0, 0
@@ -51,7 +69,7 @@ class ResponseStream:
     @property
     def started(self) -> bool:
         """Whether a message has been sent."""
-        return self._sequence > 0
+        return self._started
 
     @property
     def due_at(self) -> float | None:
@@ -71,12 +89,18 @@ class ResponseStream:
         if not chunks:
             await self._send(heartbeat=encode_heartbeat(self._progress))
 
-    async def handle(self, event: GenerationEvent) -> None:
+    async def handle(self, event: GenerationEvent | event_pb2.Started | SentBefore) -> None:
         """Send what `event` makes ready."""
         match event:
             case GenerationStarted():
+                await self.handle(encode_started(event))
+            case event_pb2.Started():
                 self._progress = PrefillProgress(event.cached_tokens, event.prompt_tokens)
-                await self._send(started=encode_started(event))
+                self._sequence -= self._sequence > 0
+                self._started = True
+                await self._send(started=event)
+            case SentBefore():
+                await self._send_again(event.generated)
             case PrefillProgress():
                 self._progress = event
             case CanvasRevised():
@@ -87,6 +111,14 @@ class ResponseStream:
                 text = event.text if self._delivery.include_text else ""
                 self._buffer.add(TokensGenerated(event.tokens, text), self._clock())
                 await self._send_chunks(self._buffer.take(self._clock()))
+
+    async def _send_again(self, generated: TokensGenerated) -> None:
+        """A message that is cut as it was; one that brought nothing was a sign of life."""
+        if generated.tokens or generated.text:
+            text = generated.text if self._delivery.include_text else ""
+            await self._send_chunks([TokensGenerated(generated.tokens, text)])
+        else:
+            await self._send(heartbeat=encode_heartbeat(self._progress))
 
     async def finish(self, finished: GenerationFinished, error: error_pb2.GenerationError | None) -> None:
         """Send what still waits, and the end. A generation that never started ends by its status alone."""
@@ -114,9 +146,13 @@ class ResponseStream:
             if self._metrics is not None and chunk.tokens:
                 self._metrics.sent(len(chunk.tokens))
             with_bytes = self._delivery.include_token_bytes
+            self._tokens += len(chunk.tokens)
+            self._characters += len(chunk.text)
             await self._send(chunk=encode_chunk(chunk.tokens, chunk.text, with_bytes=with_bytes))
 
     async def _send(self, **event: Any) -> None:
         self._sequence += 1
+        if self._record is not None:
+            self._record(self._sequence, self._tokens, self._characters)
         await self._write(generation_pb2.GenerateResponse(sequence=self._sequence, **event))
         self._sent_at = self._clock()

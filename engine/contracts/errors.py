@@ -19,7 +19,7 @@
     ├── DurabilityError              a durable generation cannot go on from what is kept of it
     │   ├── CheckpointMismatchError  it was made with another model, adapter or form of storage
     │   ├── CheckpointDamagedError   what is kept of it is damaged
-    │   └── ResumePointGoneError     it was kept, and its time has run out
+    │   └── ResumePointGoneError     the point to continue from is no longer kept
     ├── ArtifactError                model files cannot be used
     │   ├── MissingArtifactError     a file or a part of one is absent
     │   ├── CorruptArtifactError     a file contradicts itself or is cut
@@ -267,12 +267,12 @@ class CheckpointDamagedError(DurabilityError):
 
 
 class ResumePointGoneError(DurabilityError):
-    """It was kept, and is not any more."""
+    """The point to continue from is not kept: its time has run out, or the generation never came so far."""
 
     reason = "RESUME_POINT_GONE"
 
-    def __init__(self, generation_id: str) -> None:
-        super().__init__(generation_id, "it is no longer kept")
+    def __init__(self, generation_id: str, detail: str = "it is no longer kept") -> None:
+        super().__init__(generation_id, detail)
 
 
 class ArtifactError(EngineError):

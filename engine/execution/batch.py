@@ -152,7 +152,8 @@ class Batch:
         for job in [job for job in self._jobs if job.row.signal.aborted]:
             text, finished = job.row.aborted()
             self._leave(job, keep=job not in self._suspects)
-            told += _events(job, [TokensGenerated((), text)] if text else [], finished)
+            is_final = job.durable is None  # what is held back may still become part of a stop when the row goes on
+            told += _events(job, [TokensGenerated((), text)] if text and is_final else [], finished)
         return told
 
     def _drop_overdue(self) -> Told:

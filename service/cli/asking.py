@@ -24,11 +24,16 @@ COMMAND_NAME: Final = "mlx-stream"
 
 _FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
 
-_REQUEST_FLAGS = (
-    click.option("--model", default="", help="Name of the model. Default: the served one."),
-    click.option("--timeout", "timeout_seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-                 default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Longest time for one answer."),
-)  # fmt: skip
+_MODEL_FLAG: Final = click.option("--model", default="", help="Name of the model. Default: the served one.")
+_TIMEOUT_FLAG: Final = click.option(
+    "--timeout",
+    "timeout_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=DEFAULT_TIMEOUT_SECONDS,
+    show_default=True,
+    help="Longest time for one answer.",
+)
 _SERVER_FLAGS = (
     click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
     click.option("--ca", "ca_file", type=_FILE, help="Certificates to trust; encrypts the connection."),
@@ -48,9 +53,13 @@ class Credentials:
 
 def connection_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags that say whom to ask, as whom, for which model, and for how long."""
-    flagged = server_flags(command)
-    for flag in reversed(_REQUEST_FLAGS):
-        flagged = flag(flagged)
+    flagged: Callable[..., None] = _MODEL_FLAG(answer_flags(command))
+    return flagged
+
+
+def answer_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags that say whom to ask, as whom, and for how long."""
+    flagged: Callable[..., None] = _TIMEOUT_FLAG(server_flags(command))
     return flagged
 
 

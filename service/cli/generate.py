@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mlxstream import Client
 from mlxstream.requests import Prompt
+from service.cli import durable_notes
 from service.cli.asking import EXIT_INTERRUPTED, Credentials, canvas_view, connected, connection_flags
 from service.cli.option_flags import option_flags, set_options
 from service.cli.probabilities import probability_table
@@ -28,6 +29,7 @@ from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
               help="Show that many of the most likely tokens at each place; implies --logprobs.")  # fmt: skip
 @click.option("--show-canvas", is_flag=True,
               help="Watch a block-diffusion model revise its blocks; the answer is written at the end.")  # fmt: skip
+@click.option("--durable", is_flag=True, help="Survive a lost connection and a server that restarts.")
 @option_flags
 @connection_flags
 def generate(
@@ -38,6 +40,7 @@ def generate(
     logprobs: bool,
     top_logprobs: int | None,
     show_canvas: bool,
+    durable: bool,
     target: str,
     model: str,
     timeout_seconds: float,
@@ -46,7 +49,8 @@ def generate(
 ) -> None:
     """Stream the answer to PROMPT. Without PROMPT, or with -, it is read from standard input.
 
-    The text goes to standard output, statistics go to standard error. Ctrl-C cancels the generation.
+    The text goes to standard output, statistics go to standard error. Ctrl-C cancels the generation; `resume` goes on
+    with a durable one.
     Exit status: 0 finished, 1 failed, 2 wrong usage or refused, 69 no server, 130 cancelled.
     """
     if system is not None and chat is False:
@@ -59,14 +63,19 @@ def generate(
         if told:
             wanted["logprobs"] = True
         delivery = {**PROGRESS_DELIVERY, "include_token_bytes": told, "draft_blocks": show_canvas}
-        stream = client.stream(asked, model=model, delivery=delivery, **wanted)
-        if as_json:
-            return show_as_json(stream, sys.stdout)
         console = Console(stderr=True)
         canvas = canvas_view(console, client, model) if show_canvas else None
-        answer = Terminal(sys.stdout, console, canvas=canvas).show(stream)
+        terminal = Terminal(sys.stdout, console, canvas=canvas)
+        stream = client.stream(
+            asked, model=model, delivery=delivery, durable=durable_notes.told(terminal) if durable else False, **wanted
+        )
+        if as_json:
+            return show_as_json(stream, sys.stdout)
+        answer = terminal.show(stream)
         if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
+        if answer.interrupted and durable:
+            terminal.note(durable_notes.how_to_go_on(stream))
         if answer.interrupted:
             raise SystemExit(EXIT_INTERRUPTED)
         return None

@@ -14,6 +14,7 @@ COMMANDS: Final = MappingProxyType(
         "serve": "Serve a model over gRPC until it is told to stop.",
         "config": "Check the settings of a server, and show where each comes from.",
         "generate": "Stream one answer into the terminal.",
+        "resume": "Go on with a durable generation.",
         "chat": "Talk with a model in the terminal.",
         "top": "Watch a server at work.",
         "models": "Fetch models, list what is there, and explain them.",

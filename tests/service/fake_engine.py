@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import itertools
 import time
 import uuid
@@ -13,6 +14,7 @@ from typing import TypeAlias
 from engine.contracts.adapters import AdapterInfo
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import Composition
+from engine.contracts.durability import Continuation, DurableIdentity, DurableStore
 from engine.contracts.errors import DuplicateRequestError, EngineError, GenerationAborted, UnavailableError
 from engine.contracts.events import (
     CanvasRevised,
@@ -94,6 +96,9 @@ OPTIONS = ResolvedOptions(
 )
 
 
+IDENTITY = DurableIdentity(model="tiny", weights="w", tokenizer="t", kv_storage="bf16", adapters="", arithmetic="a")
+
+
 def adapter(adapter_id: str) -> AdapterInfo:
     return AdapterInfo(
         id=adapter_id,
@@ -111,9 +116,17 @@ def adapter(adapter_id: str) -> AdapterInfo:
 class FakeGeneration:
     """One scripted generation; it ends by its script, or as soon as it is aborted."""
 
-    def __init__(self, request: GenerationRequest, script: Script, on_finished: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        script: Script,
+        on_finished: Callable[[], None],
+        generation_id: str = "",
+        known: tuple[int, ...] = (),
+    ) -> None:
         self.request = request
-        self.generation_id = uuid.uuid4().hex
+        self.known = known
+        self.generation_id = generation_id or uuid.uuid4().hex
         self.request_id = request.request_id or self.generation_id
         self.model = MODEL.name
         self.arrived_at = time.time()
@@ -235,11 +248,29 @@ async def never_start(generation: FakeGeneration) -> None:
     await asyncio.Event().wait()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FakeAcceptance:
+    """A checked request for a durable generation; its key is what was asked."""
+
+    generation_id: str
+    request_id: str
+    prompt_ids: list[int]
+    options: ResolvedOptions
+    checkpoint_key: str
+    identity: DurableIdentity
+
+    def continuing(self, generation_id: str, continuation: Continuation) -> FakeAcceptance:
+        options = dataclasses.replace(self.options, seed=continuation.seed)
+        return dataclasses.replace(self, generation_id=generation_id, options=options)
+
+
 class FakeEngine:
     """What the service sees of an engine."""
 
-    def __init__(self, settings: object = None) -> None:
+    def __init__(self, settings: object = None, durable_store: DurableStore | None = None) -> None:
         self.settings = settings
+        self.durable_store = durable_store
+        self.identity = IDENTITY
         self.script: Script = say_hello
         self.refusal: Exception | None = None
         self.acceptance: Callable[[], Awaitable[None]] | None = None
@@ -349,7 +380,46 @@ class FakeEngine:
             await self.acceptance()
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
-        generation = FakeGeneration(request, self.script, lambda: self.live.pop(generation.request_id, None) and None)
+        return self._run(request)
+
+    async def prepare(self, request: GenerationRequest) -> FakeAcceptance:
+        _ = self.model
+        if self.refusal is not None:
+            raise self.refusal
+        generation_id = uuid.uuid4().hex
+        logprobs = bool(request.options.logprobs)
+        prompt_ids = list(getattr(request.prompt, "ids", (1, 2, 3)))
+        asked = f"{prompt_ids} {request.options.max_tokens} {request.options.seed}"
+        return FakeAcceptance(
+            generation_id=generation_id,
+            request_id=request.request_id or generation_id,
+            prompt_ids=prompt_ids,
+            options=dataclasses.replace(OPTIONS, logprobs=logprobs),
+            checkpoint_key=hashlib.sha256(asked.encode()).hexdigest(),
+            identity=self.identity,
+        )
+
+    def durable_identity(self, request: GenerationRequest) -> DurableIdentity:
+        return self.identity
+
+    def begin(
+        self,
+        request: GenerationRequest,
+        acceptance: FakeAcceptance,
+        folder: object = None,
+        continuation: Continuation | None = None,
+    ) -> FakeGeneration:
+        request = dataclasses.replace(request, request_id=acceptance.request_id)
+        if request.request_id in self.live:
+            raise DuplicateRequestError(request.request_id)
+        known = () if continuation is None else continuation.generated
+        return self._run(request, acceptance.generation_id, known)
+
+    def _run(self, request: GenerationRequest, generation_id: str = "", known: tuple[int, ...] = ()) -> FakeGeneration:
+        def ended() -> None:
+            self.live.pop(generation.request_id, None)
+
+        generation = FakeGeneration(request, self.script, ended, generation_id, known)
         self.generations.append(generation)
         self.accepted.set()
         self.live[generation.request_id] = generation

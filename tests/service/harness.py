@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from mlxstream.v1 import admin_pb2_grpc, generation_pb2, generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
+from service.durable.generations import DurableGenerations
 from service.health import Health
 from service.listening import ListenAddress
 from service.live import LiveGenerations
@@ -38,6 +39,7 @@ class Serving:
     server: grpc.aio.Server
     address: ListenAddress
     channel: grpc.aio.Channel
+    durable: DurableGenerations
 
     @property
     def generation(self) -> Any:
@@ -60,18 +62,21 @@ async def serve(
     at: ListenAddress | None = None,
     tls: Tls | None = None,
     credentials: grpc.ChannelCredentials | None = None,
+    grace_seconds: float = 60.0,
 ) -> AsyncIterator[Serving]:
     offer = offer or Offer()
     live, health = LiveGenerations(), Health(offer.service_names)
-    server = build_server(engine, live, health, offer)
+    durable = DurableGenerations(engine, live, grace_seconds=grace_seconds)
+    server = build_server(engine, live, health, durable, offer)
     address = bind(server, at or Address(host="127.0.0.1", port=0), tls)
     await server.start()
     async with open_channel(address, credentials) as channel:
         try:
-            yield Serving(engine, live, health, server, address, channel)
+            yield Serving(engine, live, health, server, address, channel, durable)
         finally:
             await engine.stop()
             await live.wait_idle()
+            durable.close()
             health.end_watches()
             await server.stop(None)
 

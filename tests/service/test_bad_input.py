@@ -202,18 +202,6 @@ async def test_a_duration_is_refused_with_all_its_digits(
     assert error.details() == f"delivery.{field}: {told}"
 
 
-@pytest.mark.parametrize("option", ["durable"])
-@pytest.mark.parametrize("rpc", ["Generate", "Complete"])
-async def test_a_delivery_of_a_later_build_is_refused_by_name(serving: Serving, option: str, rpc: str) -> None:
-    request_class = {"Generate": generation_pb2.GenerateRequest, "Complete": generation_pb2.CompleteRequest}[rpc]
-    request = request_class(text={"text": "hi"}, delivery={option: True})
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        call = getattr(serving.generation, rpc)(request)
-        await (call.read() if rpc == "Generate" else call)
-    assert failure.value.code() is CODE.UNIMPLEMENTED
-    assert f"delivery.{option}" in failure.value.details()
-
-
 async def test_complete_refuses_options_that_pace_a_stream(serving: Serving) -> None:
     delivery = {
         "max_tokens_per_message": 1,
@@ -287,15 +275,6 @@ async def test_large_metadata_is_refused_and_the_server_goes_on(serving: Serving
     error = await refusal_of(serving, text_request(), metadata=(("x-large", "x" * 100_000),))
     assert error.code() is CODE.RESOURCE_EXHAUSTED
     assert await still_serves(serving)
-
-
-@pytest.mark.parametrize("service", ["GenerationService/Resume"])
-async def test_an_rpc_of_a_later_build_is_refused_by_name(serving: Serving, service: str) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await serving.channel.unary_unary(f"/mlxstream.v1.{service}")(b"")
-    assert failure.value.code() is CODE.UNIMPLEMENTED
-    assert reason_of(failure.value) == "UNSUPPORTED_OPTION"
-    assert f"mlxstream.v1.{service.replace('/', '.')}" in failure.value.details()
 
 
 @pytest.mark.parametrize("method", ["mlxstream.v1.GenerationService/No", "some.Other/Call", "grpc.health.v1.Health/X"])

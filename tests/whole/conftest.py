@@ -9,6 +9,7 @@ from engine.execution.engine import Engine
 from engine.execution.resident import EngineSettings
 from mlxstream.v1 import generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
+from service.durable.generations import DurableGenerations
 from service.health import Health
 from service.live import LiveGenerations
 from service.offer import Offer
@@ -35,24 +36,26 @@ class Whole:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder, state_dir, *, offer=None, **changes):
+async def serving(folder, state_dir, *, offer=None, grace_seconds=60.0, **changes):
     """Serve `folder`; `changes` are engine settings."""
     offer = offer or Offer()
     engine = Engine(EngineSettings(**({"model": str(folder), "state_dir": state_dir, "device": "cpu"} | changes)))
     live, health = LiveGenerations(), Health(offer.service_names)
-    server = build_server(engine, live, health, offer)
+    durable = DurableGenerations(engine, live, grace_seconds=grace_seconds)
+    server = build_server(engine, live, health, durable, offer)
     address = bind(server, Address(host="127.0.0.1", port=0))
     await server.start()
-    await engine.start()
-    health.report(serving=True)
     options = (("grpc.use_local_subchannel_pool", 1),)
     try:
+        await engine.start()
+        health.report(serving=True)
         async with grpc.aio.insecure_channel(str(address), options=options) as channel:
             yield Whole(engine, channel, address, health)
     finally:
         health.close()
         await engine.stop()
         await live.wait_idle()
+        durable.close()
         await server.stop(None)
 
 

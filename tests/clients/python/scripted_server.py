@@ -30,10 +30,11 @@ READINESS_SERVICE = "mlxstream.v1.GenerationService"
 class Events:
     """Writes one stream's messages and counts them."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, tokens: int = 0) -> None:
+        """So many `tokens` were said by an earlier call."""
         self._context = context
         self._sequence = 0
-        self._tokens = 0
+        self._tokens = tokens
 
     async def send(self, **event: Any) -> None:
         self._sequence += 1
@@ -99,6 +100,7 @@ class ScriptedGenerations(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.requests: list[GenerateRequest] = []
+        self.resumes: list[generation_pb2.ResumeRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
         self.deadlines_seconds: list[float | None] = []
         self.cancelled = asyncio.Event()
@@ -116,6 +118,10 @@ class ScriptedGenerations(generation_pb2_grpc.GenerationServiceServicer):
             raise
         finally:
             self.running -= 1
+
+    async def Resume(self, request: Any, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        self.resumes.append(request)
+        await self.behaviour(GenerateRequest(), context)
 
     async def Complete(self, request: Any, context: Context) -> Any:  # type: ignore[override]  # noqa: N802
         recorder = Recorder()

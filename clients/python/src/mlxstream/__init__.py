@@ -6,6 +6,7 @@ are in `mlxstream.v1`.
 
 from mlxstream.client import AsyncClient
 from mlxstream.connection import Tls
+from mlxstream.durable import Durability, DurableEvent, Interruption, Resumption
 from mlxstream.errors import (
     AlreadyExistsError,
     AuthenticationError,
@@ -38,11 +39,14 @@ __all__ = [
     "Client",
     "DataLossError",
     "DeadlineExceededError",
+    "Durability",
+    "DurableEvent",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
     "Generation",
     "GenerationCancelledError",
+    "Interruption",
     "InvalidRequestError",
     "LocalReason",
     "MlxStreamError",
@@ -50,6 +54,7 @@ __all__ = [
     "OutOfRangeError",
     "OverloadedError",
     "PromptTooLongError",
+    "Resumption",
     "ServerError",
     "StreamCutError",
     "TextStream",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -22,13 +24,14 @@ from mlxstream.connection import (
     connect,
     unary_method,
 )
-from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, UnavailableError
+from mlxstream.durable import Calls, Durability, DurableReader
+from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, MlxStreamError, UnavailableError
 from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
 from mlxstream.requests import Messages, Prompt, chat_prompt, filled, generation_request
 from mlxstream.results import FinishReason, Generation
 from mlxstream.stream import AsyncTextStream, Call, EventReader
 from mlxstream.v1.delivery_pb2 import DeliveryOptions
-from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest
+from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest, ResumeRequest
 from mlxstream.v1.model_pb2 import (
     DetokenizeRequest,
     EstimateMemoryRequest,
@@ -46,6 +49,8 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 READINESS_PAUSE_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 10.0
+# How long a client that is closed may take to tell the server of durable streams that were left.
+FAREWELL_SECONDS = 1.0
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -88,6 +93,7 @@ class AsyncClient:
         self._metadata = (*metadata, *checked_token(token))
         self._connection: Connection | None = None
         self._closed = False
+        self._farewells: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -99,6 +105,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connection and end every generation that is still running on it."""
+        await asyncio.sleep(0)  # streams that were just left say so on the next turn of the loop
+        if self._farewells:
+            await asyncio.wait(set(self._farewells), timeout=FAREWELL_SECONDS)
         self._closed = True
         if self._connection is not None:
             await self._connection.channel.close()
@@ -112,6 +121,7 @@ class AsyncClient:
         request_id: str = "",
         delivery: Mapping[str, Any] | DeliveryOptions | None = None,
         timeout_seconds: float | None = None,
+        durable: bool | Durability = False,
         **options: Any,
     ) -> AsyncTextStream:
         """Generate, and give the text as it comes: `for text in client.stream("Once", max_tokens=20): ...`.
@@ -123,6 +133,8 @@ class AsyncClient:
             request_id: A name for `abort`; "" lets the server choose.
             delivery: Fields of the schema's `DeliveryOptions` by name, durations in seconds.
             timeout_seconds: Deadline of this call; None means the client's.
+            durable: Whether the stream survives a lost connection and a server that restarts: it is resumed by itself,
+                and gives every token once. A `Durability` says how, and who is told.
             options: Fields of the schema's `GenerateOptions` by name: `max_tokens` (512), `temperature` (0: the
                 likeliest token), `top_p`, `top_k`, `min_p`, `seed`, `stop_sequences` (a list) and others. What is left
                 out, or None, is the model's default; what a server cannot honour is an `UnsupportedError`.
@@ -141,12 +153,75 @@ class AsyncClient:
             GenerateRequest, prompt, options, delivery=delivery, model=model, request_id=request_id
         )
 
+        if durable or request.delivery.durable:
+            request.delivery.durable = True
+            request.request_id = request.request_id or uuid.uuid4().hex  # tells the server a repetition from a twin
+            return AsyncTextStream(DurableReader(self._calls(request), facts, _durability(durable)))
+
         def open_call() -> Call:
             return self._connected().generations.Generate(
                 request, timeout=facts.timeout_seconds, metadata=self._metadata
             )
 
         return AsyncTextStream(EventReader(open_call, facts))
+
+    def resume(
+        self,
+        /,
+        generation_id: str,
+        *,
+        after_sequence: int = 0,
+        timeout_seconds: float | None = None,
+        durable: bool | Durability = True,
+    ) -> AsyncTextStream:
+        """Go on with a durable generation: what came after a message once more, then what follows.
+
+        Args:
+            generation_id: The server's id of it, from `started.generation_id`.
+            after_sequence: The `sequence` of the last message that was received; 0 gives everything again.
+            timeout_seconds: Deadline of this call; None means the client's.
+            durable: Whether this stream survives too; see `stream`.
+
+        Returns:
+            A stream like that of `stream`.
+
+        Raises:
+            MlxStreamError: From the iteration: `NotFoundError` when the generation is unknown, `OutOfRangeError`
+                when that point is not kept any more, `FailedPreconditionError` when another model is served,
+                `DataLossError` when what was kept is damaged.
+        """
+        facts, request = self._facts(timeout_seconds), GenerateRequest()
+        calls = self._calls(request)
+        if durable:
+            reader = DurableReader(
+                calls, facts, _durability(durable), generation_id=generation_id, after_sequence=after_sequence
+            )
+            return AsyncTextStream(reader)
+        return AsyncTextStream(
+            EventReader(lambda: calls.resume(generation_id, after_sequence, facts.timeout_seconds), facts)
+        )
+
+    def _calls(self, request: GenerateRequest) -> Calls:
+        """The calls of one durable generation, the first of which sends `request`."""
+
+        def begin(timeout_seconds: float | None) -> Call:
+            return self._connected().generations.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
+
+        def resume(generation_id: str, after_sequence: int, timeout_seconds: float | None) -> Call:
+            point = ResumeRequest(generation_id=generation_id, after_sequence=after_sequence)
+            return self._connected().generations.Resume(point, timeout=timeout_seconds, metadata=self._metadata)
+
+        def abort(generation_id: str) -> None:
+            farewell = asyncio.get_running_loop().create_task(self._abort_quietly(generation_id))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
+
+        return Calls(begin=begin, resume=resume, abort=abort)
+
+    async def _abort_quietly(self, generation_id: str) -> None:
+        """End a generation that nobody reads any more; where that fails, the server ends it by itself."""
+        with contextlib.suppress(MlxStreamError, RuntimeError):
+            await self.abort(generation_id=generation_id)
 
     async def generate(
         self,
@@ -328,3 +403,7 @@ def _status_name(response: HealthCheckResponse) -> str:
     """The status by name; what this client does not know counts as unknown."""
     known = HealthCheckResponse.ServingStatus
     return known.Name(response.status if response.status in known.values() else HealthCheckResponse.UNKNOWN)
+
+
+def _durability(durable: bool | Durability) -> Durability:
+    return durable if isinstance(durable, Durability) else Durability()

@@ -10,7 +10,7 @@ import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc.aio
 
@@ -18,11 +18,14 @@ from mlxstream.errors import StreamCutError
 from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
 from mlxstream.results import FinishReason, Usage
 from mlxstream.v1.event_pb2 import Finished, Started
-from mlxstream.v1.generation_pb2 import GenerateRequest, GenerateResponse
+from mlxstream.v1.generation_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
 from mlxstream.v1.result_pb2 import GenerateStats
 
 Item = TypeVar("Item")
-Call = grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
+Call = (
+    grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
+    | grpc.aio.UnaryStreamCall[ResumeRequest, GenerateResponse]
+)
 
 
 class EventReader:
@@ -101,10 +104,24 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+class Reader(Protocol):
+    """What a stream is read through, whether one call carries it or several."""
+
+    started: Started | None
+    finished: Finished | None
+    generated_tokens: int
+
+    async def read(self) -> GenerateResponse | None:
+        """The next event; None after the last one, and after `cancel`."""
+
+    def cancel(self) -> None:
+        """End the generation, from any thread; without effect once it has ended."""
+
+
 class Iteration(AsyncIterator[Item], Generic[Item]):
     """Walks a reader's events and gives what `pick` takes from each. Dropping it ends the generation."""
 
-    def __init__(self, reader: EventReader, pick: Callable[[GenerateResponse], Item | None]) -> None:
+    def __init__(self, reader: Reader, pick: Callable[[GenerateResponse], Item | None]) -> None:
         self._reader = reader
         self._pick = pick
         weakref.finalize(self, reader.cancel).atexit = False
@@ -125,7 +142,7 @@ class Iteration(AsyncIterator[Item], Generic[Item]):
 class StreamAccount:
     """What a stream knows of its generation, and how to end it, for either kind of iteration."""
 
-    def __init__(self, reader: EventReader) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
     def __repr__(self) -> str:

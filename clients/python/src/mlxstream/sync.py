@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from mlxstream.connection import Tls
 from mlxstream.failures import client_was_closed
-from mlxstream.stream import AsyncTextStream, EventReader, Item, Iteration, StreamAccount, event_of, text_of
+from mlxstream.stream import AsyncTextStream, Item, Iteration, Reader, StreamAccount, event_of, text_of
 from mlxstream.v1.generation_pb2 import GenerateResponse
 
 Result = TypeVar("Result")
@@ -112,7 +112,7 @@ class TextStream(StreamAccount):
     The request is sent when the iteration begins. Leaving a loop early, or the `with` block, ends the generation.
     """
 
-    def __init__(self, reader: EventReader, background: BackgroundLoop) -> None:
+    def __init__(self, reader: Reader, background: BackgroundLoop) -> None:
         super().__init__(reader)
         self._background = background
 
@@ -215,6 +215,7 @@ class Client:
         self._background.close()
 
     stream = _streaming(AsyncClient.stream)
+    resume = _streaming(AsyncClient.resume)
     generate = _waiting(AsyncClient.generate)
     abort = _waiting(AsyncClient.abort)
     tokenize = _waiting(AsyncClient.tokenize)

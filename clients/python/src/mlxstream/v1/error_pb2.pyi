@@ -36,6 +36,7 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_CHECKPOINT_MISMATCH: _ClassVar[ErrorReason]
     ERROR_REASON_CHECKPOINT_DAMAGED: _ClassVar[ErrorReason]
     ERROR_REASON_RESUME_POINT_GONE: _ClassVar[ErrorReason]
+    ERROR_REASON_TAKEN_OVER: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_REQUEST: ErrorReason
 ERROR_REASON_PROMPT_TOO_LONG: ErrorReason
@@ -65,6 +66,7 @@ ERROR_REASON_DURABILITY: ErrorReason
 ERROR_REASON_CHECKPOINT_MISMATCH: ErrorReason
 ERROR_REASON_CHECKPOINT_DAMAGED: ErrorReason
 ERROR_REASON_RESUME_POINT_GONE: ErrorReason
+ERROR_REASON_TAKEN_OVER: ErrorReason
 
 class GenerationError(_message.Message):
     __slots__ = ("reason", "message", "retryable", "correlation_id")

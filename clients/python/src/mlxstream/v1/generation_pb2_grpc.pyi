@@ -46,10 +46,19 @@ class GenerationServiceStub:
     """Runs one generation to its end and returns all of it. A failure is a non-OK status."""
     Resume: _grpc.UnaryStreamMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.GenerateResponse]
     """Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-    grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+    grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+    1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+    the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+    (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+    its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+    tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+    another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+    served, DATA_LOSS when what was kept is damaged.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
-    """Ends a generation. Idempotent: one that is unknown or already finished is not an error."""
+    """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+    one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -69,10 +78,19 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Runs one generation to its end and returns all of it. A failure is a non-OK status."""
     Resume: _aio.UnaryStreamMultiCallable[_generation_pb2.ResumeRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-    grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+    grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+    1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+    the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+    (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+    its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+    tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+    another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+    served, DATA_LOSS when what was kept is damaged.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
-    """Ends a generation. Idempotent: one that is unknown or already finished is not an error."""
+    """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+    one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with the served model. Safe to call concurrently: generations share the engine and never
@@ -107,7 +125,14 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-        grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+        grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+        1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+        the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+        (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+        its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+        tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+        another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+        served, DATA_LOSS when what was kept is damaged.
         """
 
     @_abc_1.abstractmethod
@@ -116,6 +141,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.AbortRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
-        """Ends a generation. Idempotent: one that is unknown or already finished is not an error."""
+        """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+        one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,250 @@
+"""One durable generation in this process: its log, the attempt that fills it, and the one call that reads it.
+
+It outlives the call. While nobody reads, it goes on for a grace period; then its row is given up and its folder let go
+of, so that it can go on from disk. Used on the loop alone. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from engine.contracts.cancellation import AbortReason
+from engine.contracts.errors import CheckpointDamagedError, EngineError
+from engine.contracts.events import GenerationFinished, GenerationStarted, PrefillProgress, TokensGenerated
+from engine.contracts.results import FinishReason
+from service.durable.reader import LogReader
+from service.encode import encode_started
+from service.errors import TakenOverError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from engine.contracts.durability import DurableFolder
+    from engine.execution.engine import Generation
+    from service.delivery import Delivery
+    from service.durable.token_log import TokenLog
+
+logger = logging.getLogger(__name__)
+
+
+class Attachment:
+    """One call's hold on a durable generation: what it reads, and from which number on its messages count."""
+
+    def __init__(
+        self,
+        generation: DurableGeneration,
+        reader: LogReader,
+        *,
+        delivery: Delivery,
+        after_sequence: int,
+    ) -> None:
+        """Made by `DurableGeneration.attach`, in the task of the call."""
+        self.after_sequence = after_sequence
+        self.generation = generation
+        self.reader = reader
+        self.delivery = delivery
+        self._base = reader.position
+        self._task = asyncio.current_task()
+        self._is_lost = False
+
+    def abort(self, reason: AbortReason) -> None:
+        """End the attempt that is under way, if one is."""
+        self.generation.abort(reason)
+
+    def record(self, sequence: int, tokens: int, characters: int) -> None:
+        """A message of this number is about to be sent; so many tokens and characters of this call lead up to it."""
+        base = self._base
+        position = base._replace(tokens=base.tokens + tokens, characters=base.characters + characters)
+        self.generation.log.mark(sequence, position)
+
+    def deliver(self) -> None:
+        """Everything was sent, the end too."""
+        self.generation.log.deliver()
+
+    def lose(self) -> None:
+        """Another call reads from now on: end this one wherever it waits."""
+        self._is_lost = True
+        self.reader.close()
+        if self._task is not None:
+            self._task.cancel()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let go of the generation at the end of the block, however it comes.
+
+        Raises:
+            TakenOverError: another call has taken the generation over.
+        """
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_lost and self._task is not None and self._task.uncancel() == 0:
+                raise TakenOverError(self.generation.generation_id) from None
+            raise
+        finally:
+            self.reader.close()
+            self.generation.detach(self)
+
+
+class DurableGeneration:
+    """See the module. `on_gone` is called once nothing of it is left in this process."""
+
+    def __init__(
+        self,
+        *,
+        log: TokenLog,
+        delivery: Delivery,
+        folder: DurableFolder | None,
+        grace_seconds: float,
+        on_gone: Callable[[DurableGeneration], None],
+    ) -> None:
+        """Nothing runs yet. Without a `folder` it ends with this process, or its grace period."""
+        self.log = log
+        self.delivery = delivery
+        self._folder = folder
+        self._grace_seconds = grace_seconds
+        self._on_gone = on_gone
+        self._attempt: Generation | None = None
+        self._filling: asyncio.Task[None] | None = None
+        self._attachment: Attachment | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._gone = False
+
+    @property
+    def generation_id(self) -> str:
+        """The server's id of it."""
+        return self.log.header.generation_id
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a call reads it."""
+        return self._attachment is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an attempt is under way."""
+        return self._attempt is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it is going on, or has come to an end that nobody has had."""
+        return self.is_running or (self.log.has_come_to_its_end and not self.log.was_delivered)
+
+    def run(self, attempt: Generation) -> None:
+        """Fill the log from `attempt` until that ends."""
+        self._attempt = attempt
+        self.log.begin_attempt()
+        self._filling = asyncio.get_running_loop().create_task(self._fill(attempt))
+
+    def abort(self, reason: AbortReason) -> None:
+        """End the attempt that is under way, if one is."""
+        if self._attempt is not None:
+            self._attempt.abort(reason)
+
+    def attach(self, after_sequence: int, delivery: Delivery | None = None) -> Attachment:
+        """Read on from there, in the place of any other call; `delivery` None packs messages as for the one before.
+
+        Raises:
+            EngineError: no message of that number was sent, or it is not known; see `TokenLog.position_after`.
+        """
+        reader = LogReader(self.log, after_sequence)
+        if self._attachment is not None:
+            self._attachment.lose()
+        self._stop_timer()
+        self.delivery = delivery or self.delivery
+        self._attachment = Attachment(self, reader, delivery=self.delivery, after_sequence=after_sequence)
+        return self._attachment
+
+    def detach(self, attachment: Attachment) -> None:
+        """That call reads no more. Without effect if another one has come."""
+        if self._attachment is attachment:
+            self._attachment = None
+            self._settle()
+
+    def leave(self) -> None:
+        """Let go of everything now; what is kept on disk stays. For the end of the process, and to go on anew."""
+        self.abort(AbortReason.DISCONNECTED)
+        if self._attachment is not None:
+            self._attachment.lose()
+            self._attachment = None
+        self._go(remove=False)
+
+    def discard(self) -> None:
+        """Remove what is kept of it; nothing runs and nobody reads any more."""
+        if self._attachment is None and not self.is_running:
+            self._go(remove=True)
+
+    def stop_if_unread(self) -> None:
+        """Give the row up if nobody reads: the server is about to end."""
+        if self._attachment is None:
+            self.abort(AbortReason.SHUTDOWN)
+
+    async def _fill(self, attempt: Generation) -> None:
+        """Take over everything that `attempt` says."""
+        try:
+            finished = await self._filled(attempt)
+        except CheckpointDamagedError as error:
+            attempt.abort(AbortReason.DISCONNECTED)
+            finished = failed(await attempt.finished(), error)
+        except Exception as error:
+            logger.exception("a durable generation cannot be logged")
+            attempt.abort(AbortReason.DISCONNECTED)
+            finished = failed(await attempt.finished(), EngineError(str(type(error).__name__)))
+        self._attempt = None
+        self.log.end(finished)
+        self._settle()
+
+    async def _filled(self, attempt: Generation) -> GenerationFinished:
+        while True:
+            match await attempt.next_event():
+                case GenerationStarted() as started:
+                    self.log.start(encode_started(started))
+                case PrefillProgress() as progress:
+                    self.log.prefilled(progress)
+                case TokensGenerated() as generated:
+                    self.log.add(generated)
+                case GenerationFinished() as finished:
+                    return finished
+
+    def _settle(self) -> None:
+        """What follows now that nobody reads, or nothing runs, or both."""
+        if self._attachment is not None or self._gone:
+            return
+        if self.is_running or self.log.has_come_to_its_end:
+            self._stop_timer()
+            self._timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up)
+        else:
+            self._go(remove=False)
+
+    def _give_up(self) -> None:
+        """Nobody has come in time. The end of the attempt, if there is one, leads to the rest."""
+        if self.is_running:
+            self.abort(AbortReason.DISCONNECTED)
+        else:
+            self._go(remove=self.log.was_delivered)
+
+    def _go(self, *, remove: bool) -> None:
+        """Let go of file and folder, and `remove` what nobody needs any more."""
+        if self._gone:
+            return
+        self._gone = True
+        self._stop_timer()
+        self.log.close_file()
+        if self._folder is not None and remove:
+            self._folder.remove(leave_mark=True)
+        elif self._folder is not None:
+            self._folder.release()
+        self._on_gone(self)
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+
+def failed(finished: GenerationFinished, error: EngineError) -> GenerationFinished:
+    """The end of an attempt that was ended because of `error`."""
+    return GenerationFinished(finish_reason=FinishReason.ERROR, stats=finished.stats, error=error)
