@@ -71,8 +71,8 @@ _FLAGS = (
                  "Default 8 GiB; 0: generations cannot be durable."),
     click.option("--checkpoint-age-seconds", type=float, help="How long it is kept after it was written last. "
                  "Default 86400."),
-    click.option("--resume-grace-seconds", type=float, help="How long a durable generation that nobody reads goes on, and "
-                 "one whose end was sent can be read again. Default 30."),
+    click.option("--resume-grace-seconds", type=float, help="How long a durable generation that nobody reads goes on, "
+                 "and one whose end was sent can be read again. Default 30."),
     click.option("--shutdown-late-seconds", type=float, help="How long new calls are still taken once health says that "
                  "the server ends. Default 0.1."),
     click.option("--shutdown-grace-seconds", type=float,

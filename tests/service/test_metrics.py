@@ -18,6 +18,7 @@ from engine.contracts.load import STEP_TOKEN_EDGES, EngineLoad
 from engine.contracts.results import DenoisingStats, FinishReason, GenerateStats
 from service import pulse
 from service.address import Address, BindError
+from service.durable.generations import DurableGenerations
 from service.live import CallFacts
 from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
 from service.metrics_server import MetricsServer
@@ -138,7 +139,8 @@ async def test_refusals_calls_and_messages_are_counted() -> None:
 
     engine = FakeEngine()
     telemetry, live, health = Telemetry(engine), LiveGenerations(), Health(Offer().service_names)
-    server = build_server(engine, live, health, Offer(), telemetry)
+    durable = DurableGenerations(engine, live, grace_seconds=60.0)
+    server = build_server(engine, live, health, durable, Offer(), telemetry)
     address = bind(server, Address(host="127.0.0.1", port=0))
     await server.start()
     async with grpc.aio.insecure_channel(str(address)) as channel:
