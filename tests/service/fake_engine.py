@@ -15,7 +15,13 @@ from engine.contracts.adapters import AdapterInfo
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.composition import Composition
 from engine.contracts.durability import Continuation, DurableIdentity, DurableStore
-from engine.contracts.errors import DuplicateRequestError, EngineError, GenerationAborted, UnavailableError
+from engine.contracts.errors import (
+    DuplicateRequestError,
+    EngineError,
+    GenerationAborted,
+    UnavailableError,
+    UnsupportedOptionError,
+)
 from engine.contracts.events import (
     CanvasRevised,
     GenerationEvent,
@@ -269,7 +275,7 @@ class FakeEngine:
 
     def __init__(self, settings: object = None, durable_store: DurableStore | None = None) -> None:
         self.settings = settings
-        self.durable_store = durable_store
+        self._durable_store = durable_store
         self.identity = IDENTITY
         self.script: Script = say_hello
         self.refusal: Exception | None = None
@@ -382,8 +388,14 @@ class FakeEngine:
             raise DuplicateRequestError(request.request_id)
         return self._run(request)
 
+    @property
+    def durable_store(self) -> DurableStore:
+        if self._durable_store is None:
+            raise UnsupportedOptionError("delivery.durable", "this engine keeps nothing")
+        return self._durable_store
+
     async def prepare(self, request: GenerationRequest) -> FakeAcceptance:
-        _ = self.model
+        _ = self.model, self.durable_store
         if self.refusal is not None:
             raise self.refusal
         generation_id = uuid.uuid4().hex

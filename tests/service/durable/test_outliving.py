@@ -1,0 +1,175 @@
+"""Durable generations that nobody reads, and what another server makes of what was left: grace, disk, damage, ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from engine.contracts.cancellation import AbortReason
+from tests.service.durable.fake_store import FakeStore
+from tests.service.durable.lives import (
+    EVERYTHING,
+    WORDS,
+    Life,
+    Words,
+    assert_grammar,
+    engine_of,
+    left_after,
+    text_of,
+    words_of,
+)
+from tests.service.harness import read_all, reason_of, serve
+
+
+async def test_a_generation_that_nobody_reads_gives_its_row_up_after_the_grace_period(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words), grace_seconds=0.1) as serving:
+        life = Life(serving, words)
+        generation_id, before = await left_after(life, 5)
+        await life.until(lambda: not store.held)
+        assert life.generations[0].abort_reason is AbortReason.DISCONNECTED
+        words.allow()
+        rest, error = await read_all(life.resume(generation_id, before[-1].sequence))
+        assert error is None
+        assert rest[0].started.resumed_tokens == 5
+        assert words_of([*before, *rest]) == list(range(len(WORDS)))
+        assert life.generations[1].known == (10, 11, 12, 13, 14)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_an_end_that_nobody_has_had_waits_for_the_identical_request(store: FakeStore, restarted: bool) -> None:
+    words = Words()
+    async with serve(engine_of(store, words), grace_seconds=0.5) as serving:
+        life = Life(serving, words)
+        generation_id, _ = await left_after(life, 5)
+        words.allow()
+        await life.until(lambda: not serving.engine.live)
+        if not restarted:
+            responses, error = await read_all(life.ask())
+        else:
+            await life.until(lambda: not store.held)
+    if restarted:
+        async with serve(engine_of(store, words)) as serving:
+            responses, error = await read_all(Life(serving, words).ask())
+            assert serving.engine.generations == []
+    assert error is None
+    assert_grammar(responses)
+    assert responses[0].started.generation_id == generation_id
+    assert text_of(responses) == EVERYTHING
+
+
+async def test_a_finished_generation_is_removed_after_the_grace_period_and_then_gone(store: FakeStore) -> None:
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words), grace_seconds=0.1) as serving:
+        life = Life(serving, words)
+        responses, _ = await read_all(life.ask())
+        await life.until(lambda: store.marks)
+        assert not list(store.root.iterdir())
+        _, error = await read_all(life.resume(responses[0].started.generation_id))
+        assert error is not None
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE")
+
+
+async def test_another_server_goes_on_with_what_the_first_has_left(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        generation_id, before = await left_after(Life(serving, words), 5, request_id="mine", options={"seed": 7})
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        words.allow()
+        rest, error = await read_all(life.resume(generation_id, before[-1].sequence))
+        assert error is None
+        assert_grammar(rest, before[-1].sequence)
+        assert words_of([*before, *rest]) == list(range(len(WORDS)))
+        assert text_of([*before, *rest]) == EVERYTHING
+        (seen,) = life.generations
+        assert (seen.generation_id, seen.request_id) == (generation_id, "mine")
+        assert seen.request.options.seed == 7
+
+
+async def test_the_identical_request_goes_on_in_another_server_too(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        generation_id, _ = await left_after(Life(serving, words), 5)
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        words.allow()
+        responses, error = await read_all(life.ask())
+        assert error is None
+        assert responses[0].started.generation_id == generation_id
+        assert responses[0].started.resumed_tokens == 5
+        assert text_of(responses) == EVERYTHING
+        again, _ = await read_all(life.ask())
+        assert again[0].started.generation_id != generation_id  # that one had come to its end
+
+
+async def test_a_finished_generation_is_told_again_by_another_server(store: FakeStore) -> None:
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words)) as serving:
+        responses, _ = await read_all(Life(serving, words).ask())
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        again, error = await read_all(life.resume(responses[0].started.generation_id, 3))
+        assert error is None
+        assert_grammar(again, 3)
+        assert text_of([*responses[:3], *again]) == EVERYTHING
+        assert again[-1].finished == responses[-1].finished
+        assert life.generations == []
+
+
+async def test_what_was_made_with_another_model_is_refused_with_the_names(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        generation_id, _ = await left_after(Life(serving, words), 5)
+    engine = engine_of(store, words)
+    engine.identity = type(engine.identity)(
+        model="tiny", weights="other", tokenizer="t", kv_storage="affine4", adapters="", arithmetic="a"
+    )
+    async with serve(engine) as serving:
+        _, error = await read_all(Life(serving, words).resume(generation_id))
+        assert error is not None
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_MISMATCH")
+        assert "weights, kv_storage" in str(error.details())
+    assert not store.held
+
+
+async def test_a_damaged_log_is_data_loss_where_its_end_is_needed_and_none_where_it_is_not(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        generation_id, before = await left_after(Life(serving, words), 5)
+    log = store.root / generation_id / "tokens.log"
+    log.write_bytes(log.read_bytes()[:-1])
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        words.allow()
+        _, error = await read_all(life.resume(generation_id, before[-1].sequence))
+        assert error is not None
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "CHECKPOINT_DAMAGED")
+        rest, error = await read_all(life.resume(generation_id, before[-2].sequence))
+        assert error is None
+        assert words_of([*before[:-1], *rest]) == list(range(len(WORDS)))
+
+
+async def test_without_a_disk_it_survives_a_lost_connection_all_the_same(life: Life, store: FakeStore) -> None:
+    store.takes = False
+    generation_id, before = await left_after(life, 4)
+    life.words.allow()
+    rest, error = await read_all(life.resume(generation_id, before[-1].sequence))
+    assert error is None
+    assert words_of([*before, *rest]) == list(range(len(WORDS)))
+
+
+async def test_a_draining_server_gives_up_what_nobody_reads_and_takes_nobody_back(life: Life, store: FakeStore) -> None:
+    generation_id, _ = await left_after(life, 4)
+    life.serving.live.drain()
+    life.serving.durable.drain()
+    await asyncio.wait_for(life.serving.live.wait_idle(), 5)
+    await life.until(lambda: not store.held)
+    _, error = await read_all(life.resume(generation_id))
+    assert error is not None
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
