@@ -23,7 +23,8 @@ from engine.contracts.errors import (
 )
 from engine.contracts.load import EngineLoad, GenerationPhase, GenerationStatus, no_load_progress
 from engine.contracts.results import FinishReason
-from engine.execution.accepting import DurableAcceptance, accept, accept_durable
+from engine.execution.accepting import DurableAcceptance as DurableAcceptance  # callers hold it until they begin
+from engine.execution.accepting import accept, accept_durable
 from engine.execution.beginning import opened_job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.residency import Residency

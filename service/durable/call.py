@@ -15,7 +15,7 @@ from service.live import CallFacts
 
 if TYPE_CHECKING:
     from engine.contracts.events import GenerationRequest
-    from engine.execution.accepting import DurableAcceptance
+    from engine.execution.engine import DurableAcceptance
     from service.decode import GenerationMessage
     from service.delivery import Delivery
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.contracts.durability import Continuation, DurableFolder
-    from engine.execution.accepting import DurableAcceptance
-    from engine.execution.engine import Engine
+    from engine.execution.engine import DurableAcceptance, Engine
     from service.durable.generation import Attachment
     from service.durable.header import LogHeader
     from service.live import LiveGenerations
