@@ -5,9 +5,8 @@ Shapes: L positions, V vocabulary, H hidden size. Belongs to one row and to the 
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 
@@ -16,13 +15,17 @@ from engine.sampling.canvas import (
     Proposal,
     accept_confident,
     accept_within_entropy,
-    is_stable,
+    count_unchanged,
     token_entropy,
 )
 
 if TYPE_CHECKING:
     from engine.contracts.denoising import DenoisingPlan
     from engine.sampling.keys import KeySequence
+
+
+MOST_PASSES: Final = 2**31 - 1
+"""What int32 counts to; no block lives to see as many."""
 
 
 @dataclass(slots=True)
@@ -35,7 +38,8 @@ class CanvasBlock:
         revealed: bool [1, L], the positions that were accepted.
         keys: makes the keys of noise; the row's own.
         feedback: soft embeddings [1, L, H] of the pass before; None before the first.
-        history: the newest proposals, as many as must be equal.
+        proposed: int32 [1, L], the proposal of the pass before; None before the first.
+        unchanged: int32 [], how many proposals before the newest one were equal to it; None before the first.
         passes: how many have been made.
     """
 
@@ -44,7 +48,8 @@ class CanvasBlock:
     revealed: mx.array
     keys: KeySequence
     feedback: mx.array | None = None
-    history: deque[mx.array] = field(default_factory=deque)
+    proposed: mx.array | None = None
+    unchanged: mx.array | None = None
     passes: int = 0
 
     @classmethod
@@ -114,16 +119,12 @@ def _by_entropy(
 
 
 def _is_settled(block: CanvasBlock, proposal: Proposal, canvases: int, least_entropy: float) -> mx.array:
-    """Whether the proposal equals the last `canvases` and is sure of itself, as a bool []. It joins the history."""
-    settled = mx.array(False)
-    if len(block.history) == canvases:
-        log_probabilities = proposal.log_probabilities()
-        entropy = token_entropy(log_probabilities, mx.exp(log_probabilities))
-        settled = is_stable(proposal.tokens, block.history) & (mx.mean(entropy) < least_entropy)
-    block.history.append(proposal.tokens)
-    if len(block.history) > canvases:
-        block.history.popleft()
-    return settled
+    """Whether the proposal equals the last `canvases` ones and is sure of itself, as a bool []."""
+    block.unchanged = count_unchanged(proposal.tokens, block.proposed, block.unchanged)
+    block.proposed = proposal.tokens
+    log_probabilities = proposal.log_probabilities()
+    entropy = token_entropy(log_probabilities, mx.exp(log_probabilities))
+    return (block.unchanged >= min(canvases, MOST_PASSES)) & (mx.mean(entropy) < least_entropy)
 
 
 def _noise(length: int, vocab_size: int, keys: KeySequence) -> mx.array:

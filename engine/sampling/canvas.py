@@ -7,12 +7,12 @@ Source: reference, denoising-and-models §1.5 to §1.7.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Final
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+LEAST_TEMPERATURE: Final = 1e-5
+"""Below this, bounded logits would leave the range of float32; the likeliest token has all of the mass by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Proposal:
     @classmethod
     def of(cls, logits: mx.array, temperature: float) -> Proposal:
         """The proposal of `logits` [1, L, V]. They are divided: a product with the inverse is off by a bit at times."""
-        scores = logits / temperature
+        scores = logits / max(temperature, LEAST_TEMPERATURE)
         tokens = mx.argmax(scores, axis=-1).astype(mx.int32)
         return cls(scores, tokens, mx.logsumexp(scores, axis=-1))
 
@@ -86,9 +86,17 @@ def token_entropy(log_probabilities: mx.array, probabilities: mx.array) -> mx.ar
     return -mx.sum(probabilities * log_probabilities, axis=-1)
 
 
-def is_stable(tokens: mx.array, history: Sequence[mx.array]) -> mx.array:
-    """Whether `tokens` [1, L] equal every canvas of `history`, as a bool []."""
-    same = mx.array(True)
-    for canvas in history:
-        same = same & mx.all(tokens == canvas)
-    return same
+def count_unchanged(tokens: mx.array, before: mx.array | None, count: mx.array | None) -> mx.array:
+    """How many proposals, without a gap, were equal to the newest one.
+
+    Args:
+        tokens: int32 [1, L], the newest proposal.
+        before: int32 [1, L], the one before; None for the first.
+        count: int32 [], what this returned for `before`.
+
+    Returns:
+        int32 [].
+    """
+    if before is None or count is None:
+        return mx.array(0)
+    return mx.where(mx.all(tokens == before), count + 1, 0)

@@ -193,6 +193,30 @@ def test_a_row_whose_scores_are_no_numbers_is_at_fault_and_says_so():
     assert dispatch_denoising_unit(binding, row).read() == RowFault("its logits are not finite")
 
 
+@pytest.mark.parametrize(
+    "denoising",
+    [
+        {"max_denoising_steps": 1},
+        {"threshold": 0.0},
+        {"threshold": 1.0},
+        {"t_min": 5e-324, "t_max": 5e-324},
+        {"t_min": 1e308, "t_max": 1e308},
+        {"stability_threshold": 0, "confidence_threshold": 1e308},
+        {"stability_threshold": 2**32 - 1, "confidence_threshold": 1e308},
+        {"stability_threshold": 2, "confidence_threshold": 0.0},
+        {"sampler": "entropy-bound", "entropy_bound": 0.0},
+        {"sampler": "entropy-bound", "entropy_bound": 1e308},
+        {"max_canvas_length": 1},
+        {"max_canvas_length": 2**32 - 1, "full_canvas": True},
+    ],
+)
+def test_options_at_the_ends_of_their_ranges_come_to_an_end(denoising):
+    row, _ = make_row(PROMPT, max_tokens=3, denoising={"max_denoising_steps": 6} | denoising)
+    told, finished = run(ScriptedGraph(), row)
+    assert finished.error is None
+    assert len(ids(told)) == finished.stats.generated_tokens <= 3
+
+
 def test_an_aborted_row_keeps_what_was_committed_and_drops_the_block_in_hand():
     graph = ScriptedGraph()
     row, controller = make_row(PROMPT, max_tokens=20)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sampling.canvas import Proposal, accept_confident, accept_within_entropy, is_stable, token_entropy
+from engine.sampling.canvas import Proposal, accept_confident, accept_within_entropy, count_unchanged, token_entropy
 
 QUARTERS = st.integers(0, 8).map(lambda eighths: eighths / 8)
 
@@ -101,8 +101,22 @@ def test_a_score_that_is_no_number_is_noticed_wherever_it_stands(bad):
     assert not Proposal.of(logits, 0.5).is_finite.item()
 
 
-def test_a_canvas_is_stable_only_when_it_equals_all_of_its_history():
-    canvas, other = mx.array([[1, 2, 3]]), mx.array([[1, 2, 4]])
-    assert is_stable(canvas, []).item()
-    assert is_stable(canvas, [mx.array([[1, 2, 3]]), canvas]).item()
-    assert not is_stable(canvas, [other, canvas]).item()
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=12))
+def test_proposals_are_counted_as_long_as_they_stay_the_same(canvases):
+    before = count = None
+    for place, canvas in enumerate(canvases):
+        newest = mx.array([[canvas, 7]])
+        count = count_unchanged(newest, before, count)
+        before = newest
+        equal = 0
+        while equal < place and canvases[place - equal - 1] == canvas:
+            equal += 1
+        assert count.item() == equal
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e308])
+def test_no_temperature_makes_a_score_infinite_or_none(temperature):
+    proposal = Proposal.of(mx.array([[[30.0, -30.0, 0.0], [1e-3, 0.0, 0.0]]]), temperature)
+    assert proposal.is_finite.item()
+    assert mx.isfinite(proposal.confidence()).all().item()
+    assert temperature > 1 or proposal.tokens.tolist() == [[0, 0]]
