@@ -27,6 +27,14 @@ class DiscreetFormatter(logging.Formatter):
         super().__init__(layout)
         self._with_values = with_values
 
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's lines. What another handler's formatter has made of the exception is not ours, nor ours its."""
+        record.exc_text = None
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = None
+
     def formatException(self, ei: ExceptionInfo) -> str:  # noqa: N802 - the name is logging's
         """The lines below a message."""
         if self._with_values or ei[1] is None:

@@ -68,6 +68,18 @@ def test_as_json_a_traceback_stays_within_its_object(json_lines: io.StringIO) ->
     assert line["exception"].endswith("\nRuntimeError")
 
 
+def test_another_handlers_traceback_is_neither_taken_over_nor_cut_short(stream: io.StringIO) -> None:
+    plain, quoted = io.StringIO(), "a prompt"
+    for place in (0, 2):
+        logging.getLogger().handlers.insert(place, logging.StreamHandler(plain))
+    try:
+        raise KeyError(quoted)
+    except KeyError:
+        logging.getLogger("service").exception("it failed")
+    assert quoted not in stream.getvalue()
+    assert plain.getvalue().count("KeyError: 'a prompt'") == 2
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("level", "shown"), [("info", False), ("debug", True)])
 def test_what_an_exception_quotes_is_shown_only_when_it_is_asked_for(
