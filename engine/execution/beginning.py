@@ -45,6 +45,7 @@ def opened_job(
         kept = {"checkpoint": True} if durable is not None else {"reasons": (*started.execution.reasons, NOT_KEPT)}
         started = replace(started, execution=replace(started.execution, **kept))
         if continuation is not None:
+            continuation = _within(continuation, row.prompt_tokens + len(continuation.generated))
             shown, text, finished = row.replay(continuation.generated)
             replayed = TokensGenerated(tuple(shown), text)
             started = replace(started, resumed_tokens=len(shown))
@@ -67,6 +68,13 @@ def opened_job(
         replayed=replayed,
     )
     return job, finished
+
+
+def _within(continuation: Continuation, known_tokens: int) -> Continuation:
+    """Without a state that covers more than is known but for the newest token: it is rebuilt from the ids then."""
+    if continuation.state is None or continuation.state.tokens < known_tokens:
+        return continuation
+    return replace(continuation, state=None)
 
 
 def _durable(row: Row, acceptance: DurableAcceptance, folder: DurableFolder | None) -> DurableRow | None:

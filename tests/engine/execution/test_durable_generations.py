@@ -88,6 +88,19 @@ async def test_tokens_of_a_log_are_never_drawn_again(start):
     await engine.stop()
 
 
+@pytest.mark.parametrize("count", [0, 1, 5, 8])
+async def test_a_log_that_has_lost_its_end_is_gone_on_from_without_the_state_of_what_it_lost(start, count):
+    asked = request(tokens(1, 50), **ASKED["penalised"])
+    engine = await start()
+    told, _ = await die_after(engine, asked, 21)
+    engine = await start()
+    (started, ids, _, _), _ = await go_on(engine, asked, generated=told[:count])
+    assert started.resumed_tokens == count
+    wanted = await run(engine, tokens(1, 50), max_tokens=60, eos_token_ids=(), **ASKED["penalised"])
+    assert ids == wanted[1]
+    await engine.stop()
+
+
 @pytest.mark.parametrize("cut", [0, 1, 2])
 async def test_a_stop_sequence_is_met_wherever_the_generation_was_cut(start, cut):
     engine = await start()
