@@ -9,18 +9,20 @@ from engine.contracts.errors import (
     ConfigurationError,
     GenerationAborted,
     InsufficientMemoryError,
+    NotFoundError,
     PromptTooLongError,
     UnsupportedOptionError,
 )
 from engine.contracts.events import CanvasRevised, GenerationFinished, GenerationRequest, TokensGenerated
 from engine.contracts.memory import MemoryLoad
-from engine.contracts.option_groups import DenoisingOptions
+from engine.contracts.option_groups import AdapterSelection, DenoisingOptions
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
 from engine.execution.estimating import estimate_unloaded
 from tests.engine import tiny_denoiser
+from tests.engine.adapters import tiny_adapters
 from tests.engine.execution.driving import collect, run, settings
 from tests.engine.generation import denoising_oracle
 from tests.engine.models import tiny_diffusion
@@ -90,6 +92,39 @@ async def test_rows_that_share_the_engine_say_what_they_say_alone(denoiser):
         *(run(denoiser, prompt(seed), seed=seed, max_tokens=30, denoising=FEW) for seed in range(4))
     )
     assert [(one[1], one[2]) for one in together] == [(one[1], one[2]) for one in wanted]
+
+
+async def test_rows_with_an_adapter_and_without_share_the_engine(tmp_path):
+    folder = tmp_path / "tiny"
+    model = tiny_denoiser.write(folder)
+    plain = [oracle((folder, model), seed, 30).tokens for seed in range(3)]
+    adapter = tiny_adapters.write_mlx(tmp_path / "adapter", tiny_adapters.adapt(model))
+    adapted = [oracle((folder, model), seed, 30).tokens for seed in range(3)]
+    engine = Engine(settings(folder, tmp_path, adapters=(("a", adapter),)))
+    await engine.start()
+    try:
+        wanted = [(), (AdapterSelection(id="a"),)]
+        runs = await asyncio.gather(
+            *(
+                run(engine, prompt(seed), seed=seed, max_tokens=30, denoising=FEW, adapters=adapters)
+                for adapters in wanted
+                for seed in range(3)
+            )
+        )
+        assert [tuple(one[1]) for one in runs] == [*plain, *adapted]
+        assert set(plain).isdisjoint(adapted)
+        with pytest.raises(NotFoundError, match="no adapter named 'b'"):
+            await run(engine, prompt(1), adapters=(AdapterSelection(id="b"),))
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 7])
+async def test_a_prompt_may_be_read_in_chunks(tiny, denoiser, chunk_tokens):
+    _, ids, _, _ = await run(
+        denoiser, prompt(LONG), seed=LONG, max_tokens=40, denoising=FEW, prefill_chunk_size=chunk_tokens
+    )
+    assert tuple(ids) == oracle(tiny, LONG, 40).tokens
 
 
 async def test_canvases_come_before_the_tokens_that_they_become(denoiser):
