@@ -18,7 +18,7 @@ async fn main() -> Result<(), Error> {
 
     let wrong = GenerateOptions { temperature: Some(-1.0), ..Default::default() };
     if let Err(error) = client.generate(Request::chat(turns).options(wrong)).await {
-        for violation in error.violations {
+        for violation in &error.violations {
             println!("{} {}", violation.field, violation.description);
         }
     }

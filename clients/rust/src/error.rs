@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::fmt;
+use std::ops::Deref;
 use std::time::Duration;
 
 use tonic::{Code, Status};
@@ -53,9 +54,14 @@ pub struct FieldViolation {
     pub description: String,
 }
 
-/// A failed call.
+/// A failed call. Its fields are those of [`Failure`].
 #[derive(Clone, Debug)]
-pub struct Error {
+pub struct Error(Box<Failure>);
+
+/// What is known of a failed call.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Failure {
     /// What a caller would do about it.
     pub kind: ErrorKind,
     /// Status code of the call.
@@ -89,9 +95,17 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl Deref for Error {
+    type Target = Failure;
+
+    fn deref(&self) -> &Failure {
+        &self.0
+    }
+}
+
 impl Error {
     pub(crate) fn local(kind: ErrorKind, code: Code, reason: &str, message: String) -> Self {
-        Self {
+        Self(Box::new(Failure {
             kind,
             code,
             reason: reason.to_owned(),
@@ -100,7 +114,7 @@ impl Error {
             violations: Vec::new(),
             retry_after: None,
             pushback: None,
-        }
+        }))
     }
 
     pub(crate) fn invalid_setting(message: String) -> Self {
@@ -116,8 +130,8 @@ impl Error {
         let seconds = timeout.as_secs_f64();
         let message = format!("stopped by its deadline of {seconds} s after {generated_tokens} tokens");
         let mut error = Self::local(ErrorKind::DeadlineExceeded, Code::DeadlineExceeded, "DEADLINE", message);
-        error.metadata.insert("timeout_seconds".to_owned(), seconds.to_string());
-        error.metadata.insert("generated_tokens".to_owned(), generated_tokens.to_string());
+        error.0.metadata.insert("timeout_seconds".to_owned(), seconds.to_string());
+        error.0.metadata.insert("generated_tokens".to_owned(), generated_tokens.to_string());
         error
     }
 
@@ -141,13 +155,13 @@ impl Error {
         }
         let message = if status.message().is_empty() { status.code().description() } else { status.message() };
         let mut error = Self::local(kind_of(status.code(), reason), status.code(), reason, message.to_owned());
-        error.metadata = details.error_info().map(|info| info.metadata.clone()).unwrap_or_default();
-        error.violations = details.bad_request().map_or_else(Vec::new, |request| {
+        error.0.metadata = details.error_info().map(|info| info.metadata.clone()).unwrap_or_default();
+        error.0.violations = details.bad_request().map_or_else(Vec::new, |request| {
             let named = request.field_violations.iter();
             named.map(|one| FieldViolation { field: one.field.clone(), description: one.description.clone() }).collect()
         });
-        error.retry_after = details.retry_info().and_then(|info| info.retry_delay);
-        error.pushback = pushback_of(status);
+        error.0.retry_after = details.retry_info().and_then(|info| info.retry_delay);
+        error.0.pushback = pushback_of(status);
         error
     }
 
@@ -175,8 +189,8 @@ impl Error {
             None => ("CONNECTION_LOST", format!("{target} went away before it answered ({})", status.message())),
         };
         let mut error = Self::local(ErrorKind::Unavailable, Code::Unavailable, reason, message);
-        error.metadata.insert("target".to_owned(), target.to_owned());
-        error.pushback = pushback_of(status);
+        error.0.metadata.insert("target".to_owned(), target.to_owned());
+        error.0.pushback = pushback_of(status);
         error
     }
 }

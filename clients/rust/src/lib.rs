@@ -29,6 +29,6 @@ pub mod v1;
 
 pub use client::{Client, Connect, Generation, connect};
 pub use connection::{Headers, Tls, Transport};
-pub use error::{Error, ErrorKind, FieldViolation};
+pub use error::{Error, ErrorKind, Failure, FieldViolation};
 pub use request::{Request, message, user};
 pub use stream::{Canceller, TextStream, Usage};

@@ -2168,7 +2168,9 @@ pub struct DeliveryOptions {
     /// Whether to send the revisable canvases of block diffusion as BlockUpdate. Default false. Refused by Complete.
     #[prost(bool, tag = "7")]
     pub draft_blocks: bool,
-    /// Whether to keep checkpoints, so that the stream can be resumed after a crash. Default false.
+    /// Whether to keep the stream and checkpoints of its state, so that it can be resumed after a lost connection or a
+    /// crash: by Resume, or by the identical request of the same caller, which joins the generation if nobody reads it
+    /// (or if it has the same `request_id`) and starts a new one otherwise. Default false.
     #[prost(bool, tag = "8")]
     pub durable: bool,
     /// What happens when the call's deadline is near. Default DEADLINE_POLICY_FAIL.
@@ -2294,8 +2296,11 @@ pub enum ErrorReason {
     CheckpointMismatch = 61,
     /// What is kept of it is damaged. DATA_LOSS; metadata generation_id, file.
     CheckpointDamaged = 62,
-    /// It was kept, and its time has run out. OUT_OF_RANGE; metadata generation_id.
+    /// The point to continue from is not kept: its time has run out, or the generation never came so far. OUT_OF_RANGE;
+    /// metadata generation_id.
     ResumePointGone = 63,
+    /// Another call has resumed the generation, and this one was left. CANCELLED; metadata generation_id.
+    TakenOver = 64,
 }
 impl ErrorReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -2333,6 +2338,7 @@ impl ErrorReason {
             Self::CheckpointMismatch => "ERROR_REASON_CHECKPOINT_MISMATCH",
             Self::CheckpointDamaged => "ERROR_REASON_CHECKPOINT_DAMAGED",
             Self::ResumePointGone => "ERROR_REASON_RESUME_POINT_GONE",
+            Self::TakenOver => "ERROR_REASON_TAKEN_OVER",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -2367,6 +2373,7 @@ impl ErrorReason {
             "ERROR_REASON_CHECKPOINT_MISMATCH" => Some(Self::CheckpointMismatch),
             "ERROR_REASON_CHECKPOINT_DAMAGED" => Some(Self::CheckpointDamaged),
             "ERROR_REASON_RESUME_POINT_GONE" => Some(Self::ResumePointGone),
+            "ERROR_REASON_TAKEN_OVER" => Some(Self::TakenOver),
             _ => None,
         }
     }
@@ -2984,7 +2991,14 @@ pub mod generation_service_client {
             self.inner.unary(req, path, codec).await
         }
         /// Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-        /// grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+        /// grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+        /// 1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+        /// the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+        /// (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+        /// its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+        /// tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+        /// another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+        /// served, DATA_LOSS when what was kept is damaged.
         pub async fn resume(
             &mut self,
             request: impl tonic::IntoRequest<super::ResumeRequest>,
@@ -3009,7 +3023,8 @@ pub mod generation_service_client {
                 .insert(GrpcMethod::new("mlxstream.v1.GenerationService", "Resume"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Ends a generation. Idempotent: one that is unknown or already finished is not an error.
+        /// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+        /// one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
         pub async fn abort(
             &mut self,
             request: impl tonic::IntoRequest<super::AbortRequest>,
