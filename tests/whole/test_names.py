@@ -65,6 +65,9 @@ async def test_a_name_that_could_be_a_path_is_refused_and_opens_nothing(whole, f
             assert last is None
             assert error.code() in (CODE.NOT_FOUND, CODE.INVALID_ARGUMENT)
             assert "No such file" not in error.details()
+        _, last, error = await outcome(whole.generation.Resume(generation_pb2.ResumeRequest(generation_id=name)))
+        assert last is None
+        assert error.code() in (CODE.NOT_FOUND, CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await whole.models.GetModel(model_pb2.GetModelRequest(model=name))
         assert caught.value.code() in (CODE.NOT_FOUND, CODE.INVALID_ARGUMENT)
