@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 TALES, SEED = 12_000, 7
 HALF_LESSONS = 0.5
 PEAK_RATE, FINAL_RATE, WARMUP_STEPS = 3e-3, 2e-4, 60
+SLOWER = 0.4
 TOLD_SHARE = 0.02
 T_MIN, T_MAX = 0.4, 0.8
 """The range of temperatures with which a denoising step sharpens what it feeds back."""
@@ -46,12 +47,13 @@ def main() -> None:
     parser.add_argument("--most-minutes", type=float, default=35.0)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--go-on", action="store_true", help="begin with the weights that are there, and learn slower")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "model")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         prepare_runtime(RuntimeSettings(cache_directory=Path(folder), blas_threads=arguments.threads))
         clock = Clock(60 * arguments.minutes, 60 * arguments.most_minutes)
-        train(arguments.out, clock, rows=arguments.rows)
+        train(arguments.out, clock, rows=arguments.rows, goes_on=arguments.go_on)
 
 
 class Clock:
@@ -78,7 +80,7 @@ class Clock:
         return max(self.processor_minutes * 60 / self._processor_seconds, self.wall_minutes * 60 / self._wall_seconds)
 
 
-def train(folder: Path, clock: Clock, *, rows: int) -> None:
+def train(folder: Path, clock: Clock, *, rows: int, goes_on: bool = False) -> None:
     """Train until `clock` has run out, and write the model into `folder` now and then, and at the end."""
     import mlx.core as mx
     import mlx.optimizers as optimizers
@@ -87,19 +89,20 @@ def train(folder: Path, clock: Clock, *, rows: int) -> None:
     sizes = network.Sizes()
     texts = corpus.tales(TALES, seed=SEED)
     tokenizer = learn_tokenizer(texts)
-    lessons = Lessons(encoded(tokenizer, texts), canvas=sizes.canvas, vocab_size=sizes.vocab_size, size=rows, seed=SEED)
+    seed = SEED + goes_on
+    lessons = Lessons(encoded(tokenizer, texts), canvas=sizes.canvas, vocab_size=sizes.vocab_size, size=rows, seed=seed)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(sizes.document(), indent=1) + "\n", encoding="utf-8")
     write_tokenizer(tokenizer, folder)
-    weights = network.initial_weights(sizes, seed=SEED)
+    weights = _stored(folder) if goes_on else network.initial_weights(sizes, seed=SEED)
     optimizer = optimizers.Adam(learning_rate=PEAK_RATE, betas=[0.9, 0.98])
-    mx.random.seed(SEED)
+    mx.random.seed(seed)
     told, step, mean = 0.0, 0, 0.0
     for batch in lessons:
         share = clock.share
         if share >= 1:
             break
-        optimizer.learning_rate = _rate(step, share)
+        optimizer.learning_rate = _rate(step, share) * (SLOWER if goes_on else 1.0)
         feedback = _feedback(network, sizes, weights, batch) if mx.random.uniform().item() < HALF_LESSONS else None
         loss, gradients = mx.value_and_grad(partial(_loss, network, sizes, batch, feedback))(weights)
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
@@ -145,6 +148,12 @@ def _feedback(network, sizes, weights, batch: Batch):
     soft = network.soft_embeddings(weights, sizes, network.softmax(logits / temperature))
     mx.eval(soft)
     return soft
+
+
+def _stored(folder: Path):
+    import mlx.core as mx
+
+    return {name: array.astype(mx.float32) for name, array in mx.load(str(folder / "model.safetensors")).items()}
 
 
 def _write(weights, folder: Path) -> None:
