@@ -18,6 +18,7 @@ from service.paging import ordinal_name, page_of
 if TYPE_CHECKING:
     from engine.contracts.load import LoadPhase, LoadProgress
     from engine.execution.engine import Engine
+    from service.durable.generations import DurableGenerations
     from service.health import Health
     from service.live import LiveGenerations
     from service.load_meter import LoadMeter
@@ -29,8 +30,14 @@ logger = logging.getLogger(__name__)
 class AdminHandlers:
     """Answers `mlxstream.v1.AdminService`."""
 
-    def __init__(self, engine: Engine, live: LiveGenerations, health: Health, meter: LoadMeter) -> None:
-        """Acts on `engine`; draining is told to `live` and `health`, and rates are read from `meter`."""
+    def __init__(
+        self, engine: Engine, live: LiveGenerations, health: Health, durable: DurableGenerations, meter: LoadMeter
+    ) -> None:
+        """Acts on `engine`; draining is told to `live` and `health`.
+
+        `durable` knows which generations nobody reads, and rates are read from `meter`.
+        """
+        self._durable = durable
         self._engine = engine
         self._live = live
         self._health = health
@@ -118,7 +125,8 @@ class AdminHandlers:
             page_size=request.page_size,
             page_token=request.page_token,
         )
-        generations = [encode_generation(status) for status in page]
+        detached = self._durable.detached_ids
+        generations = [encode_generation(status, detached=status.generation_id in detached) for status in page]
         return admin_pb2.ListGenerationsResponse(generations=generations, next_page_token=next_page_token)
 
     async def get_load(self, _request: admin_pb2.GetLoadRequest, _context: Context) -> admin_pb2.GetLoadResponse:

@@ -29,15 +29,15 @@ def encode_adapter(info: AdapterInfo) -> admin_pb2.AdapterInfo:
     )
 
 
-def encode_generation(status: GenerationStatus) -> admin_pb2.GenerationInfo:
-    """A live generation."""
+def encode_generation(status: GenerationStatus, *, detached: bool = False) -> admin_pb2.GenerationInfo:
+    """A live generation; `detached`: nobody reads it."""
     arrived = Timestamp()
     arrived.FromNanoseconds(round(1e9 * status.arrived_at))
     return admin_pb2.GenerationInfo(
         generation_id=status.generation_id,
         request_id=status.request_id,
         model=status.model,
-        phase=f"GENERATION_PHASE_{status.phase.name}",
+        phase="GENERATION_PHASE_DETACHED" if detached else f"GENERATION_PHASE_{status.phase.name}",
         prompt_tokens=status.prompt_tokens,
         prefilled_tokens=status.prefilled_tokens,
         generated_tokens=status.generated_tokens,

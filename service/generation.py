@@ -100,7 +100,7 @@ class GenerationHandlers:
     async def resume(self, request: generation_pb2.ResumeRequest, context: Context) -> None:
         """Stream a durable generation on from a point."""
         caller = self._access.caller_of(context).name
-        with self._counting_refusals():
+        with self._counting_refusals(), self._counting_resumes():
             attachment = await self._durable.resume(caller, request.generation_id, request.after_sequence)
         deadline = PartialDeadline.of(context, attachment.delivery, self._engine.step_seconds)
         await self._relay_durable(attachment, request, context, deadline)
@@ -197,6 +197,17 @@ class GenerationHandlers:
             return await self._durable.generate(
                 DurableCall(message=request, request=decoded, delivery=delivery, facts=facts)
             )
+
+    @contextlib.contextmanager
+    def _counting_resumes(self) -> Iterator[None]:
+        """Tell the metrics whether what a call wants to go on with was there."""
+        hit = False
+        try:
+            yield
+            hit = True
+        finally:
+            if self._metrics is not None:
+                self._metrics.resumed(hit=hit)
 
     def _facts(self, request: GenerationMessage, context: Context) -> CallFacts:
         """What telemetry wants to know of the call that asks for a generation."""

@@ -65,7 +65,7 @@ def build_server(
         service_handler(reports.service, reports.by_name(), everybody),
     ]
     if offer.admin:
-        admin = AdminHandlers(engine, live, health, telemetry.meter).by_name()
+        admin = AdminHandlers(engine, live, health, durable, telemetry.meter).by_name()
         handlers.append(service_handler(ADMIN_SERVICE, counted(ADMIN_SERVICE, admin), operators))
     if offer.channelz:
         handlers.append(service_handler(CHANNELZ_SERVICE, channelz_handlers(), operators))

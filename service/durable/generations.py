@@ -51,6 +51,11 @@ class DurableGenerations:
         """Those that this process holds: they run, are read, or have ended not long ago."""
         return tuple(self._here.values())
 
+    @property
+    def detached_ids(self) -> frozenset[str]:
+        """Ids of those that run and that nobody reads."""
+        return frozenset(one.generation_id for one in self.here if one.is_running and not one.is_read)
+
     async def generate(self, call: DurableCall) -> Attachment:
         """Begin a generation, or go on with that of the identical request of the same caller.
 

@@ -19,6 +19,7 @@ from service.listening import ListenAddress
 from service.live import LiveGenerations
 from service.offer import Offer
 from service.server import bind, build_server
+from service.telemetry import Telemetry
 from service.tls import Tls
 from tests.service.fake_engine import FakeEngine
 
@@ -40,6 +41,7 @@ class Serving:
     address: ListenAddress
     channel: grpc.aio.Channel
     durable: DurableGenerations
+    telemetry: Telemetry
 
     @property
     def generation(self) -> Any:
@@ -67,12 +69,13 @@ async def serve(
     offer = offer or Offer()
     live, health = LiveGenerations(), Health(offer.service_names)
     durable = DurableGenerations(engine, live, grace_seconds=grace_seconds)
-    server = build_server(engine, live, health, durable, offer)
+    telemetry = Telemetry(engine)
+    server = build_server(engine, live, health, durable, offer, telemetry)
     address = bind(server, at or Address(host="127.0.0.1", port=0), tls)
     await server.start()
     async with open_channel(address, credentials) as channel:
         try:
-            yield Serving(engine, live, health, server, address, channel, durable)
+            yield Serving(engine, live, health, server, address, channel, durable, telemetry)
         finally:
             await engine.stop()
             await live.wait_idle()

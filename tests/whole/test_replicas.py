@@ -6,6 +6,7 @@ import contextlib
 import grpc
 import pytest
 
+from mlxstream import AsyncClient, Durability, Resumption
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
@@ -15,13 +16,28 @@ CALLERS = 6
 TOKENS = 60
 
 
-@pytest.fixture
-def replicas(tmp_path):
+def two(tmp_path, grace_seconds):
+    """Two replicas of one model over one state folder."""
     tiny_model.write(tmp_path / "tiny", max_position_embeddings=4096)
-    flags = ("--shutdown-grace-seconds", "30", "--shutdown-late-seconds", "0.3", "--max-rows", "8")
-    both = [Replica(tmp_path / "tiny", tmp_path / f"state{number}", *flags) for number in range(2)]
+    flags = ("--shutdown-grace-seconds", grace_seconds, "--shutdown-late-seconds", "0.3", "--max-rows", "8")
+    both = [Replica(tmp_path / "tiny", tmp_path / "state", *flags) for _ in range(2)]
     for one in both:
         one.ready()
+    return both
+
+
+@pytest.fixture
+def replicas(tmp_path):
+    both = two(tmp_path, "30")
+    yield both
+    for one in both:
+        one.close()
+
+
+@pytest.fixture
+def hasty_replicas(tmp_path):
+    """They let go of running streams soon."""
+    both = two(tmp_path, "0.2")
     yield both
     for one in both:
         one.close()
@@ -111,3 +127,36 @@ async def test_draining_one_replica_loses_nothing_and_killing_one_is_never_a_cle
         assert len(load.failures) <= CALLERS
     assert all(len(answers) == 1 for answers in load.answers.values())
     assert len(load.answers) >= CALLERS
+
+
+async def test_no_durable_stream_is_lost_when_one_replica_is_drained_and_the_other_killed(hasty_replicas):
+    first, second = hasty_replicas
+    options = {"max_tokens": 1200, "eos_token_ids": [], "temperature": 0.9}
+    async with AsyncClient([one.address for one in hasty_replicas], timeout_seconds=100) as client:
+        wanted = {seed: (await client.generate(f"prompt {seed}", seed=seed, **options)).text for seed in range(4)}
+        told, texts = [], dict.fromkeys(wanted, "")
+
+        async def follow(seed):
+            durable = Durability(on_event=told.append)
+            stream = client.stream(f"prompt {seed}", seed=seed, durable=durable, **options)
+            async for text in stream:
+                texts[seed] += text
+
+        async def everybody_has(share):
+            for _ in range(4000):
+                if all(len(texts[seed]) >= share * len(wanted[seed]) for seed in wanted):
+                    return
+                await asyncio.sleep(0.01)
+            raise AssertionError("the streams stand still")
+
+        following = asyncio.gather(*(follow(seed) for seed in wanted))
+        await everybody_has(0.05)
+        first.terminate()
+        assert await asyncio.to_thread(first.ended) == (0, "")
+        await everybody_has(0.15)
+        first.start()
+        await asyncio.to_thread(first.ready)
+        second.kill()
+        await following
+    assert texts == wanted
+    assert any(isinstance(event, Resumption) for event in told)

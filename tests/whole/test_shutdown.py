@@ -70,11 +70,11 @@ def test_short_streams_end_well_and_long_slow_and_queued_ones_are_told(server):
     assert server.ended() == (0, "")
 
 
-def test_an_idle_server_leaves_within_a_second_and_a_second_signal_cuts_any_grace(server):
-    began = time.monotonic()
+def test_an_idle_server_does_not_wait_for_its_grace_and_a_second_signal_cuts_it(model, tmp_path):
+    server = Replica(model, tmp_path / "state", "--shutdown-grace-seconds", "3600")
+    server.ready()
     server.terminate()
     assert server.ended() == (0, "")
-    assert time.monotonic() - began < 2  # a second, and what a busy machine adds
     server.start()
     server.ready()
     with grpc.insecure_channel(server.address) as channel:
