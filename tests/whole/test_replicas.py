@@ -12,34 +12,36 @@ from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
 from tests.whole.replicas import Replica, balanced
 
+pytestmark = pytest.mark.timeout(300)  # five processes begin here, on whatever else the machine does
+
 CALLERS = 6
 TOKENS = 60
 
 
-def two(tmp_path, grace_seconds):
-    """Two replicas of one model over one state folder."""
+def started(tmp_path, count, grace_seconds):
+    """Replicas of one model over one state folder."""
     tiny_model.write(tmp_path / "tiny", max_position_embeddings=4096)
     flags = ("--shutdown-grace-seconds", grace_seconds, "--shutdown-late-seconds", "0.3", "--max-rows", "8")
-    both = [Replica(tmp_path / "tiny", tmp_path / "state", *flags) for _ in range(2)]
-    for one in both:
+    replicas = [Replica(tmp_path / "tiny", tmp_path / "state", *flags) for _ in range(count)]
+    for one in replicas:
         one.ready()
-    return both
+    return replicas
 
 
 @pytest.fixture
 def replicas(tmp_path):
-    both = two(tmp_path, "30")
-    yield both
-    for one in both:
+    all_of_them = started(tmp_path, 2, "30")
+    yield all_of_them
+    for one in all_of_them:
         one.close()
 
 
 @pytest.fixture
 def hasty_replicas(tmp_path):
-    """They let go of running streams soon."""
-    both = two(tmp_path, "0.2")
-    yield both
-    for one in both:
+    """Three that let go of running streams soon."""
+    all_of_them = started(tmp_path, 3, "0.2")
+    yield all_of_them
+    for one in all_of_them:
         one.close()
 
 
@@ -130,8 +132,8 @@ async def test_draining_one_replica_loses_nothing_and_killing_one_is_never_a_cle
 
 
 async def test_no_durable_stream_is_lost_when_one_replica_is_drained_and_the_other_killed(hasty_replicas):
-    first, second = hasty_replicas
-    options = {"max_tokens": 1200, "eos_token_ids": [], "temperature": 0.9}
+    first, second, _ = hasty_replicas
+    options = {"max_tokens": 900, "eos_token_ids": [], "temperature": 0.9}
     async with AsyncClient([one.address for one in hasty_replicas], timeout_seconds=100) as client:
         wanted = {seed: (await client.generate(f"prompt {seed}", seed=seed, **options)).text for seed in range(4)}
         told, texts = [], dict.fromkeys(wanted, "")
@@ -153,9 +155,7 @@ async def test_no_durable_stream_is_lost_when_one_replica_is_drained_and_the_oth
         await everybody_has(0.05)
         first.terminate()
         assert await asyncio.to_thread(first.ended) == (0, "")
-        await everybody_has(0.15)
-        first.start()
-        await asyncio.to_thread(first.ready)
+        assert texts != wanted
         second.kill()
         await following
     assert texts == wanted
