@@ -159,7 +159,10 @@ async def survived(client: AsyncClient, request: dict[str, Any], recoveries: _Re
             resumptions += 1
             recoveries.note()
 
-    stream = client.stream(**request, durable=Durability(on_event=count, patience_seconds=READY_SECONDS))
+    stream = client.stream(
+        **request,
+        durable=Durability(on_event=count, patience_seconds=READY_SECONDS, first_patience_seconds=READY_SECONDS),
+    )
     outcome = await _outcome(stream)
     return _with(outcome, interruptions=interruptions, resumptions=resumptions)
 

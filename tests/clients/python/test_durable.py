@@ -285,8 +285,13 @@ async def test_the_deadline_is_that_of_the_whole_stream(server: Server) -> None:
     assert given[-1] < given[0] < 1.6
 
 
-async def test_nobody_there_at_the_very_first_try_is_an_error_at_once() -> None:
-    seen = await watch((DurableServer(), "127.0.0.1:1"))
+async def test_nobody_there_at_the_first_try_is_an_error_soon() -> None:
+    events: list[Interruption | Resumption] = []
+    durability = Durability(on_event=events.append, first_patience_seconds=0.5)
+    seen = await watch((DurableServer(), "127.0.0.1:1"), durability)
+    assert isinstance(seen.error, UnavailableError)
+    assert events
+    seen = await watch((DurableServer(), "no-such-host.invalid:1"))
     assert isinstance(seen.error, UnavailableError)
     assert seen.events == []
 

@@ -29,8 +29,6 @@ from mlxstream.v1.generation_pb2 import GenerateResponse
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
-# Nobody listens there, or the name leads nowhere: on the very first try that is a mistake rather than a restart.
-NEVER_THERE = (LocalReason.UNREACHABLE, LocalReason.UNRESOLVABLE_TARGET)
 # What a lost connection can look like where gRPC does not say that the server is unavailable.
 TRANSPORT_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -68,10 +66,12 @@ class Durability:
         on_event: Called with each `Interruption` and `Resumption`, on the client's event loop; it must not block.
         patience_seconds: Longest time without a message, from the loss on; then the error is raised. The deadline of
             the whole stream holds besides.
+        first_patience_seconds: The same for a server that was never heard of: it may be starting, or a mistake.
     """
 
     on_event: Callable[[DurableEvent], None] | None = None
     patience_seconds: float = 300.0
+    first_patience_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,9 @@ class DurableReader:
         if error.reason == "RESUME_POINT_GONE" and self._sequence and not self._first_sequence:
             self._sequence = 0  # the server has lost the end of its log, and will say everything again
             return True
-        return is_transient(error) and not (self.started is None and not self._attempt and error.reason in NEVER_THERE)
+        if self.started is None and error.reason == LocalReason.UNREACHABLE:
+            return at <= self._lost_at + self._durability.first_patience_seconds
+        return is_transient(error) and error.reason != LocalReason.UNRESOLVABLE_TARGET
 
     def _failed(self, error: MlxStreamError) -> GenerateResponse | None:
         self._ended = True
