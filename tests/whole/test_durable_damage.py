@@ -119,17 +119,28 @@ async def test_a_damaged_file_of_any_kind_is_passed_over_or_told(whole_folder, t
 
 
 async def test_files_of_another_generation_are_not_taken_for_ones_own(whole_folder, tmp_path, cut_off, expected):
-    _, folder = cut_off
-    await begun(whole_folder, tmp_path, asked("penalised"), AFTER_TOKENS)
-    (other,) = (path for path in (tmp_path / "durable").iterdir() if path.is_dir() and path != folder)
+    other = await another_generation(whole_folder, tmp_path)
 
     def cases(originals):
-        for name in sorted({path.name for path in originals} & {path.name for path in other.iterdir()}):
-            yield name, (name, (other / name).read_bytes())
+        for path in originals:
+            for stranger in other:
+                if stranger.name.split("-")[0] == path.name.split("-")[0]:
+                    yield (path.name, stranger.name), (path.name, stranger.read_bytes())
 
     outcomes = await trials(whole_folder, tmp_path, cut_off, expected, cases)
     assert len(outcomes) > 1
-    assert outcomes == {name: name != "tokens.log" for name in outcomes}
+    assert outcomes == {case: case[0] != "tokens.log" for case in outcomes}
+
+
+async def another_generation(whole_folder, tmp_path):
+    """Files of a generation of its own, log and checkpoints."""
+    for tries in range(5):
+        state_dir = tmp_path / f"other{tries}"
+        await begun(whole_folder, state_dir, asked("penalised", checkpoint_every_tokens=8), AFTER_TOKENS)
+        files = [path for path in state_dir.glob("durable/*/*") if path.is_file()]
+        if len(files) > 1:
+            return files
+    raise AssertionError("no checkpoint was ever written")
 
 
 async def test_leftovers_and_strangers_in_the_folder_do_no_harm(whole_folder, tmp_path, cut_off, expected):
