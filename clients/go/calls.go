@@ -2,6 +2,7 @@ package mlxstream
 
 import (
 	"context"
+	"crypto/rand"
 	"iter"
 	"time"
 
@@ -44,14 +45,17 @@ func (c *Client) Generate(ctx context.Context, request Request) (*Generation, er
 // Stream describes a generation and gives its stream. The request is sent when the stream is first read.
 func (c *Client) Stream(ctx context.Context, request Request) *Stream {
 	message := request.generate()
-	return newStream(ctx, c, request.Delivery.GetDurable(), func(ctx context.Context) (eventSource, error) {
+	if request.Delivery.GetDurable() && message.RequestId == "" {
+		message.RequestId = rand.Text() // tells the server a repetition from a twin
+	}
+	return newStream(ctx, c, request.Delivery.GetDurable(), true, func(ctx context.Context) (eventSource, error) {
 		return c.generations.Generate(ctx, message)
 	})
 }
 
 // Resume continues a durable generation after the message with this sequence number; 0 repeats all of it.
 func (c *Client) Resume(ctx context.Context, generationID string, afterSequence uint64) *Stream {
-	return newStream(ctx, c, true, func(ctx context.Context) (eventSource, error) {
+	return newStream(ctx, c, true, afterSequence == 0, func(ctx context.Context) (eventSource, error) {
 		return c.generations.Resume(ctx, &v1.ResumeRequest{GenerationId: generationID, AfterSequence: afterSequence})
 	})
 }

@@ -5,18 +5,9 @@ import (
 	"errors"
 	"io"
 	"iter"
-	"math/rand/v2"
 	"sync"
-	"time"
-
-	"google.golang.org/grpc/codes"
 
 	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
-)
-
-const (
-	firstBackoff = 100 * time.Millisecond
-	mostBackoff  = 2 * time.Second
 )
 
 // eventSource is the open call behind a stream.
@@ -31,6 +22,7 @@ var errReadTwice = errors.New("mlxstream: a stream is read once")
 type Stream struct {
 	client  *Client
 	durable bool
+	whole   bool // it began with the first event
 	open    func(context.Context) (eventSource, error)
 	parent  context.Context
 
@@ -44,9 +36,9 @@ type Stream struct {
 }
 
 func newStream(
-	ctx context.Context, client *Client, durable bool, open func(context.Context) (eventSource, error),
+	ctx context.Context, client *Client, durable, whole bool, open func(context.Context) (eventSource, error),
 ) *Stream {
-	return &Stream{client: client, durable: durable, open: open, parent: ctx}
+	return &Stream{client: client, durable: durable, whole: whole, open: open, parent: ctx}
 }
 
 // Text gives the text, piece by piece: joined, they are the completion. Leaving the loop ends the generation.
@@ -70,21 +62,17 @@ func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
 			yield(nil, errReadTwice)
 			return
 		}
-		call, err := s.open(ctx)
+		reader := &reader{stream: s, ctx: ctx}
+		defer reader.leave()
 		for {
-			var event *v1.GenerateResponse
-			if err == nil {
-				event, err = call.Recv()
-			}
+			event, err := reader.next()
 			switch {
 			case err == nil:
-				if s.remember(event) && !yield(event, nil) {
+				if !yield(event, nil) {
 					return
 				}
 			case errors.Is(err, io.EOF) && s.Finished() != nil, s.wasLeft():
 				return
-			case ctx.Err() == nil && s.mayResume(err):
-				call, err = s.resume(ctx)
 			default:
 				yield(nil, errorOf(err))
 				return
@@ -166,66 +154,22 @@ func (s *Stream) wasLeft() bool {
 	return s.left
 }
 
-// remember notes what matters of an event; false for one that repeats what the reader knows, as a resumed stream begins.
-func (s *Stream) remember(event *v1.GenerateResponse) bool {
+// remember notes what matters of an event.
+func (s *Stream) remember(event *v1.GenerateResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sequence = event.GetSequence()
 	switch {
 	case event.GetStarted() != nil:
-		again := s.started != nil
-		if !again {
-			s.started = event.GetStarted()
-		}
-		return !again
+		s.started = event.GetStarted()
 	case event.GetChunk() != nil:
 		s.generated += uint32(len(event.GetChunk().GetTokens()))
 	case event.GetFinished() != nil:
 		s.finished = event.GetFinished()
 	}
-	return true
 }
 
-// mayResume tells whether a durable generation was cut off, rather than ended.
-func (s *Stream) mayResume(err error) bool {
-	failure := asError(errorOf(err))
-	return s.durable && s.Started() != nil && s.Finished() == nil &&
-		(failure.Code == codes.Unavailable || failure.Kind == StreamCut)
-}
-
-// resume asks for what is missing, with growing pauses until the call's deadline. A failure to open is what Recv tells.
-func (s *Stream) resume(ctx context.Context) (eventSource, error) {
-	for backoff := firstBackoff; ; backoff = min(2*backoff, mostBackoff) {
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(backoff))):
-		}
-		request := &v1.ResumeRequest{GenerationId: s.Started().GetGenerationId(), AfterSequence: s.Sequence()}
-		call, err := s.client.generations.Resume(ctx, request)
-		if err != nil {
-			return nil, err
-		}
-		first, err := call.Recv()
-		if err == nil {
-			return &begun{first: first, eventSource: call}, nil
-		}
-		if asError(errorOf(err)).Code != codes.Unavailable {
-			return nil, err
-		}
-	}
-}
-
-// begun is a call whose first event was read already.
-type begun struct {
-	eventSource
-	first *v1.GenerateResponse
-}
-
-func (b *begun) Recv() (*v1.GenerateResponse, error) {
-	if first := b.first; first != nil {
-		b.first = nil
-		return first, nil
-	}
-	return b.eventSource.Recv()
+func (s *Stream) read(sequence uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sequence = sequence
 }

@@ -1,0 +1,158 @@
+package mlxstream
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
+)
+
+const (
+	firstBackoff = 100 * time.Millisecond
+	mostBackoff  = 2 * time.Second
+	// How long telling the server of a durable stream that was left may take.
+	farewell = 2 * time.Second
+)
+
+// reader reads one generation through as many calls as it takes. A durable one is resumed where it was cut off, until
+// the call's deadline; whoever reads sees each token once.
+type reader struct {
+	stream *Stream
+	ctx    context.Context
+
+	call eventSource
+	// Of a resumed call: characters that it has brought, known ones included; and of the whole stream.
+	place, characters int
+	backoff           time.Duration
+	// The end of a durable generation that failed: what follows shows whether it is the end.
+	held *v1.GenerateResponse
+	// What the stream fails with once the held event was given.
+	failure error
+}
+
+// next gives the next event that the caller has not had.
+func (r *reader) next() (*v1.GenerateResponse, error) {
+	if r.failure != nil {
+		return nil, r.failure
+	}
+	for {
+		event, err := r.receive()
+		switch {
+		case err == nil:
+			if event = r.news(event); event != nil {
+				r.stream.remember(event)
+				return event, nil
+			}
+		case r.mayResume(err):
+			if !r.pause() {
+				return nil, r.ctx.Err()
+			}
+			r.call, r.held = nil, nil
+		case r.held != nil:
+			r.failure = err
+			r.stream.remember(r.held)
+			return r.held, nil
+		default:
+			return nil, err
+		}
+	}
+}
+
+// receive reads from the call in hand, or from the next one.
+func (r *reader) receive() (*v1.GenerateResponse, error) {
+	if r.call == nil {
+		call, err := r.open()
+		if err != nil {
+			return nil, err
+		}
+		r.call = call
+	}
+	return r.call.Recv()
+}
+
+func (r *reader) open() (eventSource, error) {
+	started, sequence := r.stream.Started(), r.stream.Sequence()
+	if started == nil {
+		return r.stream.open(r.ctx)
+	}
+	r.place = r.characters
+	if sequence == 0 {
+		r.place = 0
+	}
+	request := &v1.ResumeRequest{GenerationId: started.GetGenerationId(), AfterSequence: sequence}
+	return r.stream.client.generations.Resume(r.ctx, request)
+}
+
+// news gives what is new of an event; nil if nothing is.
+func (r *reader) news(event *v1.GenerateResponse) *v1.GenerateResponse {
+	r.backoff = 0
+	r.stream.read(event.GetSequence())
+	switch {
+	case event.GetStarted() != nil && r.stream.Started() != nil:
+		return nil
+	case event.GetFinished().GetError() != nil && r.stream.durable:
+		r.held = event
+		return nil
+	case event.GetChunk() != nil:
+		return r.newPart(event)
+	}
+	return event
+}
+
+// newPart gives a chunk without what an earlier call has brought.
+func (r *reader) newPart(event *v1.GenerateResponse) *v1.GenerateResponse {
+	chunk := event.GetChunk()
+	for generated := r.stream.Usage().GeneratedTokens; len(chunk.Tokens) > 0 && chunk.Tokens[0].GetIndex() < generated; {
+		chunk.Tokens = chunk.Tokens[1:]
+	}
+	text := []rune(chunk.GetText())
+	known := min(r.characters-r.place, len(text))
+	chunk.Text = string(text[known:])
+	r.place += len(text)
+	r.characters = max(r.characters, r.place)
+	if len(chunk.Tokens) == 0 && chunk.Text == "" {
+		return nil
+	}
+	return event
+}
+
+// mayResume tells whether a durable generation was cut off, rather than ended.
+func (r *reader) mayResume(err error) bool {
+	if !r.stream.durable || r.stream.Started() == nil || r.stream.Finished() != nil || r.ctx.Err() != nil {
+		return false
+	}
+	failure := asError(errorOf(err))
+	if failure.Reason == "RESUME_POINT_GONE" && r.stream.Sequence() > 0 && r.stream.whole {
+		r.stream.read(0) // the server has lost the end of its log, and says everything again
+		return true
+	}
+	return failure.Code == codes.Unavailable || failure.Kind == StreamCut ||
+		failure.Kind == Overloaded && failure.RetryAfter > 0
+}
+
+// pause waits longer from try to try; false if the call has ended meanwhile.
+func (r *reader) pause() bool {
+	r.backoff = min(max(2*r.backoff, firstBackoff), mostBackoff)
+	select {
+	case <-r.ctx.Done():
+		return false
+	case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(r.backoff))):
+		return true
+	}
+}
+
+// leave tells the server of a durable generation that nobody reads any more: it would wait for somebody to come back.
+func (r *reader) leave() {
+	started := r.stream.Started()
+	if !r.stream.durable || started == nil || r.stream.Finished() != nil || r.failure != nil {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), farewell)
+		defer cancel()
+		_, _ = r.stream.client.AbortGeneration(ctx, started.GetGenerationId())
+	}()
+}
