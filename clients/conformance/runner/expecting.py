@@ -1,7 +1,7 @@
 """Compares an answer with what a case expects: a part of it, with a few operators in place of values.
 
 `{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is
-a beginning of the text, and not empty), `{"$any": true}` (anything but null), `{"$count": n}` (so many entries),
+a beginning of the text, and not empty), `{"$ends_of": text}` alike, `{"$any": true}` (anything but null), `{"$count": n}` (so many entries),
 `{"$last": …}` (the last entry, in part).
 """
 
@@ -72,6 +72,8 @@ def _holds(operator: str, value: Any, found: Any) -> bool:
             return str(found).startswith(value)
         case "$begins_of":
             return bool(found) and value.startswith(found)
+        case "$ends_of":
+            return bool(found) and value.endswith(found)
         case _:
             raise ValueError(f"no such operator: {operator}")
 

@@ -101,7 +101,9 @@ type DeliveryOptions struct {
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,6,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	// Whether to send the revisable canvases of block diffusion as BlockUpdate. Default false. Refused by Complete.
 	DraftBlocks bool `protobuf:"varint,7,opt,name=draft_blocks,json=draftBlocks,proto3" json:"draft_blocks,omitempty"`
-	// Whether to keep checkpoints, so that the stream can be resumed after a crash. Default false.
+	// Whether to keep the stream and checkpoints of its state, so that it can be resumed after a lost connection or a
+	// crash: by Resume, or by the identical request of the same caller, which joins the generation if nobody reads it
+	// (or if it has the same `request_id`) and starts a new one otherwise. Default false.
 	Durable bool `protobuf:"varint,8,opt,name=durable,proto3" json:"durable,omitempty"`
 	// What happens when the call's deadline is near. Default DEADLINE_POLICY_FAIL.
 	DeadlinePolicy DeadlinePolicy `protobuf:"varint,9,opt,name=deadline_policy,json=deadlinePolicy,proto3,enum=mlxstream.v1.DeadlinePolicy" json:"deadline_policy,omitempty"`

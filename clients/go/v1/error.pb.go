@@ -89,8 +89,11 @@ const (
 	ErrorReason_ERROR_REASON_CHECKPOINT_MISMATCH ErrorReason = 61
 	// What is kept of it is damaged. DATA_LOSS; metadata generation_id, file.
 	ErrorReason_ERROR_REASON_CHECKPOINT_DAMAGED ErrorReason = 62
-	// It was kept, and its time has run out. OUT_OF_RANGE; metadata generation_id.
+	// The point to continue from is not kept: its time has run out, or the generation never came so far. OUT_OF_RANGE;
+	// metadata generation_id.
 	ErrorReason_ERROR_REASON_RESUME_POINT_GONE ErrorReason = 63
+	// Another call has resumed the generation, and this one was left. CANCELLED; metadata generation_id.
+	ErrorReason_ERROR_REASON_TAKEN_OVER ErrorReason = 64
 )
 
 // Enum value maps for ErrorReason.
@@ -125,6 +128,7 @@ var (
 		61: "ERROR_REASON_CHECKPOINT_MISMATCH",
 		62: "ERROR_REASON_CHECKPOINT_DAMAGED",
 		63: "ERROR_REASON_RESUME_POINT_GONE",
+		64: "ERROR_REASON_TAKEN_OVER",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":          0,
@@ -156,6 +160,7 @@ var (
 		"ERROR_REASON_CHECKPOINT_MISMATCH":  61,
 		"ERROR_REASON_CHECKPOINT_DAMAGED":   62,
 		"ERROR_REASON_RESUME_POINT_GONE":    63,
+		"ERROR_REASON_TAKEN_OVER":           64,
 	}
 )
 
@@ -268,7 +273,7 @@ const file_mlxstream_v1_error_proto_rawDesc = "" +
 	"\x06reason\x18\x01 \x01(\x0e2\x19.mlxstream.v1.ErrorReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x1c\n" +
 	"\tretryable\x18\x03 \x01(\bR\tretryable\x12%\n" +
-	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\xd3\a\n" +
+	"\x0ecorrelation_id\x18\x04 \x01(\tR\rcorrelationId*\xf0\a\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cERROR_REASON_INVALID_REQUEST\x10\x01\x12 \n" +
@@ -299,7 +304,8 @@ const file_mlxstream_v1_error_proto_rawDesc = "" +
 	"\x17ERROR_REASON_DURABILITY\x10<\x12$\n" +
 	" ERROR_REASON_CHECKPOINT_MISMATCH\x10=\x12#\n" +
 	"\x1fERROR_REASON_CHECKPOINT_DAMAGED\x10>\x12\"\n" +
-	"\x1eERROR_REASON_RESUME_POINT_GONE\x10?B\x13\n" +
+	"\x1eERROR_REASON_RESUME_POINT_GONE\x10?\x12\x1b\n" +
+	"\x17ERROR_REASON_TAKEN_OVER\x10@B\x13\n" +
 	"\x0fio.mlxstream.v1P\x01b\x06proto3"
 
 var (

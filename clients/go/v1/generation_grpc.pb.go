@@ -43,9 +43,17 @@ type GenerationServiceClient interface {
 	// Runs one generation to its end and returns all of it. A failure is a non-OK status.
 	Complete(ctx context.Context, in *CompleteRequest, opts ...grpc.CallOption) (*CompleteResponse, error)
 	// Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-	// grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+	// grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+	// 1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+	// the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+	// (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+	// its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+	// tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+	// another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+	// served, DATA_LOSS when what was kept is damaged.
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
-	// Ends a generation. Idempotent: one that is unknown or already finished is not an error.
+	// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+	// one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
 }
 
@@ -131,9 +139,17 @@ type GenerationServiceServer interface {
 	// Runs one generation to its end and returns all of it. A failure is a non-OK status.
 	Complete(context.Context, *CompleteRequest) (*CompleteResponse, error)
 	// Continues a durable generation: replays what came after a sequence number, then goes on. It speaks the very
-	// grammar of Generate, so that one reader serves both. OUT_OF_RANGE when the point is no longer held.
+	// grammar of Generate, so that one reader serves both: Started comes first, under the number that it goes on after (or
+	// 1), then what was sent after that comes again, under the same numbers. (In the place of a message that was not of
+	// the generation itself stands a Heartbeat.) One call reads a generation at a time: an older one ends with CANCELLED
+	// (TAKEN_OVER). While nobody reads, the generation goes on for the server's grace period, then leaves
+	// its row; it goes on from its last checkpoint when it is resumed, after a restart of the server too, with the
+	// tokens that it would have had. The delivery is that of the first call. NOT_FOUND when the generation is unknown or
+	// another caller's, OUT_OF_RANGE when the point is not held any more, FAILED_PRECONDITION when another model is
+	// served, DATA_LOSS when what was kept is damaged.
 	Resume(*ResumeRequest, grpc.ServerStreamingServer[GenerateResponse]) error
-	// Ends a generation. Idempotent: one that is unknown or already finished is not an error.
+	// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
+	// one stays, so that it can be resumed; when it does not run (any more), Abort drops what is kept.
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
 	mustEmbedUnimplementedGenerationServiceServer()
 }
