@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     import grpc
-    from google.protobuf.descriptor import ServiceDescriptor
+    from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
     from google.protobuf.descriptor_pool import DescriptorPool
 
     from service.gate import Gate
@@ -32,13 +32,33 @@ ALPHA_SERVICE: Final = cast("ServiceDescriptor", reflection_pb2.DESCRIPTOR.servi
 def reflection_handlers(service_names: Iterable[str], gate: Gate) -> tuple[grpc.GenericRpcHandler, ...]:
     """Describe `service_names`, and reflection itself, in both versions."""
     own_names = tuple(f"{package}.{SERVICE}" for package in (PACKAGE, ALPHA_PACKAGE))
-    servicer: Any = reflection.aio.ReflectionServicer((*service_names, *own_names), pool=_pool())
+    symbols: Any = Symbols(_pool())
+    servicer: Any = reflection.aio.ReflectionServicer((*service_names, *own_names), pool=symbols)
 
     async def info(requests: AsyncIterator[reflection_pb2.ServerReflectionRequest], context: Context) -> None:
         async for answer in servicer.ServerReflectionInfo(requests, context):
             await context.write(answer)
 
     return tuple(service_handler(ALPHA_SERVICE, {"ServerReflectionInfo": info}, gate, name=name) for name in own_names)
+
+
+class Symbols:
+    """What the library asks a pool for. Methods are symbols too, as ghz and the protocol have it; pools know none."""
+
+    def __init__(self, pool: DescriptorPool) -> None:
+        """Answers from `pool`."""
+        self.FindFileByName = pool.FindFileByName
+        self.FindMessageTypeByName = pool.FindMessageTypeByName
+        self.FindExtensionByNumber = pool.FindExtensionByNumber
+        self.FindAllExtensions = pool.FindAllExtensions
+        self._pool = pool
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802 - the name is protobuf's
+        """The file that defines `symbol`; raises `KeyError` when none does."""
+        try:
+            return self._pool.FindFileContainingSymbol(symbol)
+        except KeyError:
+            return cast("FileDescriptor", self._pool.FindMethodByName(symbol).containing_service.file)
 
 
 def _pool() -> DescriptorPool:

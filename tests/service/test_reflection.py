@@ -81,8 +81,16 @@ async def test_a_generation_can_be_streamed_from_what_reflection_tells(serving: 
     assert "".join(event["chunk"]["text"] for event in events if "chunk" in event) == "Hello!"
 
 
-async def test_an_unknown_symbol_is_not_found(serving: Serving) -> None:
-    answer = await ask(serving, "grpc.reflection.v1", file_containing_symbol="mlxstream.v1.Nothing")
+async def test_a_method_is_a_symbol_too_as_ghz_asks(serving: Serving) -> None:
+    method = "mlxstream.v1.GenerationService.Generate"
+    answer = await ask(serving, "grpc.reflection.v1alpha", file_containing_symbol=method)
+    found = answer.file_descriptor_response.file_descriptor_proto
+    assert "mlxstream/v1/generation.proto" in [FileDescriptorProto.FromString(one).name for one in found]
+
+
+@pytest.mark.parametrize("symbol", ["mlxstream.v1.Nothing", "mlxstream.v1.GenerationService.Nothing", ""])
+async def test_an_unknown_symbol_is_not_found(serving: Serving, symbol: str) -> None:
+    answer = await ask(serving, "grpc.reflection.v1", file_containing_symbol=symbol)
     assert answer.error_response.error_code == 5
 
 

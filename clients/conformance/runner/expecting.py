@@ -1,13 +1,13 @@
 """Compares an answer with what a case expects: a part of it, with a few operators in place of values.
 
-`{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` (the answer is
-a beginning of the text, and not empty), `{"$ends_of": text}` alike, `{"$any": true}` (anything but null), `{"$count": n}` (so many entries),
-`{"$last": …}` (the last entry, in part).
+`{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` and
+`{"$ends_of": text}` (the answer is a beginning or an end of the text, and not empty), `{"$any": true}` (anything but
+null), `{"$count": n}` (so many entries), `{"$last": …}` (the last entry, in part).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxstream.v1.error_pb2 import ErrorReason
@@ -53,29 +53,22 @@ def comparable(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holds(operator: str, value: Any, found: Any) -> bool:
-    if operator == "$count":
-        return len(found or ()) == value
-    if found is None:
-        return False
-    match operator:
-        case "$last":
-            return bool(found) and not differences(value, found[-1])
-        case "$any":
-            return True
-        case "$at_least":
-            return bool(found >= value)
-        case "$at_most":
-            return bool(found <= value)
-        case "$one_of":
-            return found in value
-        case "$begins":
-            return str(found).startswith(value)
-        case "$begins_of":
-            return bool(found) and value.startswith(found)
-        case "$ends_of":
-            return bool(found) and value.endswith(found)
-        case _:
-            raise ValueError(f"no such operator: {operator}")
+    if operator not in OPERATORS:
+        raise ValueError(f"no such operator: {operator}")
+    return OPERATORS[operator](value, [] if found is None and operator == "$count" else found)
+
+
+OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "$any": lambda _value, found: found is not None,
+    "$at_least": lambda value, found: found is not None and found >= value,
+    "$at_most": lambda value, found: found is not None and found <= value,
+    "$one_of": lambda value, found: found in value,
+    "$begins": lambda value, found: str(found).startswith(value),
+    "$begins_of": lambda value, found: bool(found) and value.startswith(found),
+    "$ends_of": lambda value, found: bool(found) and value.endswith(found),
+    "$count": lambda value, found: len(found) == value,
+    "$last": lambda value, found: bool(found) and not differences(value, found[-1]),
+}
 
 
 def _under(where: str, name: str) -> str:

@@ -117,7 +117,7 @@ def _ghz(binary: str, target: str) -> str:
             binary,
             "--insecure",
             "--call",
-            f"{SERVICE}.Generate",
+            f"{SERVICE}/Generate",
             "-d",
             request,
             "-n",
