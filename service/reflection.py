@@ -58,7 +58,7 @@ class Symbols:
         try:
             return self._pool.FindFileContainingSymbol(symbol)
         except KeyError:
-            return cast("FileDescriptor", self._pool.FindMethodByName(symbol).containing_service.file)
+            return self._pool.FindMethodByName(symbol).containing_service.file
 
 
 def _pool() -> DescriptorPool:
