@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::RwLock;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
@@ -75,7 +76,13 @@ impl Connect {
             add_metadata(&mut metadata, name, value)?;
         }
         let servers = Arc::new(Servers::new(&self.targets, self.tls.as_ref())?);
-        Ok(Client { servers, target: self.targets.join(", ").into(), metadata: metadata.into(), timeout: self.timeout })
+        Ok(Client {
+            servers,
+            target: self.targets.join(", ").into(),
+            metadata: metadata.into(),
+            timeout: self.timeout,
+            aborting: Arc::default(),
+        })
     }
 }
 
@@ -103,6 +110,7 @@ pub struct Client {
     target: Arc<str>,
     metadata: Arc<MetadataMap>,
     timeout: Duration,
+    aborting: Arc<RwLock<()>>,
 }
 
 impl Client {
@@ -235,9 +243,18 @@ impl Client {
     /// End a generation that does not end with its call; nobody waits for it.
     pub(crate) fn abort_in_background(&self, generation_id: String) {
         let client = self.with_timeout(ABORT_TIMEOUT);
+        let under_way = self.aborting.clone().try_read_owned();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { client.abort_generation(generation_id).await });
+            runtime.spawn(async move {
+                let _ = client.abort_generation(generation_id).await;
+                drop(under_way);
+            });
         }
+    }
+
+    /// Wait until what was left is ended, so that a resumed generation is not ended in its place.
+    pub(crate) async fn aborts_are_done(&self) {
+        drop(self.aborting.write().await);
     }
 
     async fn abort_target(&self, target: Target) -> Result<AbortResponse, Error> {

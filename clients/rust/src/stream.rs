@@ -280,7 +280,10 @@ impl Reader {
                 stub.resume(ResumeRequest { generation_id, after_sequence }).await
             }
             (None, Opening::Generate(request)) => stub.generate(request.as_ref().clone()).await,
-            (None, Opening::Resume(request)) => stub.resume(request.clone()).await,
+            (None, Opening::Resume(request)) => {
+                self.client.aborts_are_done().await;
+                stub.resume(request.clone()).await
+            }
         };
         answer.map(tonic::Response::into_inner).map_err(|status| self.client.error(&status, self.arrived_tokens()))
     }

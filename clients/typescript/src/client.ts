@@ -51,6 +51,7 @@ export class Client implements Disposable {
   readonly #servers: Servers;
   readonly #timeoutSeconds: number;
   readonly #streams = new Set<TextStream>();
+  readonly #aborting = new Set<Promise<unknown>>();
   readonly #closing = new AbortController();
 
   /** @internal */
@@ -69,7 +70,8 @@ export class Client implements Disposable {
   /** Go on with a durable generation after the event with this sequence number (0n: from its beginning). */
   resume(generationId: string, afterSequence: bigint, settings: CallSettings = {}): TextStream {
     const request = create(GenerationService.method.resume.input, { generationId, afterSequence });
-    return this.#stream(settings, true, (server, deadline) => server.stream(GenerationService.method.resume, request, deadline));
+    const left = [...this.#aborting]; // what is still being ended would end what is resumed
+    return this.#stream(settings, true, (server, deadline) => server.stream(GenerationService.method.resume, request, deadline), left);
   }
 
   /** Generate, and give all of it at the end. */
@@ -181,7 +183,7 @@ export class Client implements Disposable {
     this.close();
   }
 
-  #stream({ timeoutSeconds = this.#timeoutSeconds, signal }: CallSettings, isDurable: boolean, begin: Begin): TextStream {
+  #stream({ timeoutSeconds = this.#timeoutSeconds, signal }: CallSettings, isDurable: boolean, begin: Begin, first: Promise<unknown>[] = []): TextStream {
     const resume = GenerationService.method.resume;
     const opening: Opening = {
       target: this.#servers.targets.join(", "),
@@ -191,10 +193,15 @@ export class Client implements Disposable {
       open: async (deadline, after) => {
         if (this.#closing.signal.aborted) throw this.#closing.signal.reason;
         this.#streams.add(stream);
+        await Promise.allSettled(first);
         const server = await this.#servers.next(deadline);
         return after ? server.stream(resume, create(resume.input, after), deadline) : begin(server, deadline);
       },
-      abort: (generationId) => this.abort({ generationId }, { timeoutSeconds: 5 }),
+      abort: (generationId) => {
+        const aborting = this.abort({ generationId }, { timeoutSeconds: 5 }).finally(() => this.#aborting.delete(aborting));
+        this.#aborting.add(aborting);
+        return aborting;
+      },
       ended: () => this.#streams.delete(stream),
     };
     const stream = new TextStream(opening);

@@ -23,6 +23,9 @@ import java.net.URI;
 import java.net.UnixDomainSocketAddress;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -49,6 +52,9 @@ final class Connection implements AutoCloseable {
 
   final ManagedChannel channel;
   final String target;
+  /** Aborts of generations that were left, which a resumed one must not overtake. */
+  final Set<Future<?>> aborting = ConcurrentHashMap.newKeySet();
+
   private final EventLoopGroup group;
 
   Connection(List<String> targets, Tls tls, Metadata metadata) {

@@ -26,6 +26,8 @@ import java.time.Duration;
 import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 import java.util.function.Predicate;
@@ -133,7 +135,10 @@ public final class MlxStreamClient implements AutoCloseable {
   /** Goes on with a durable generation after the event with this number; 0 begins at its first. */
   public TextStream resume(String generationId, long afterSequence) {
     ResumeRequest request = resumeRequest(generationId, afterSequence);
-    return reading(true, stub -> stub.resume(request));
+    return reading(true, stub -> {
+      awaitAborts();
+      return stub.resume(request);
+    });
   }
 
   /** Generates, and gives all of it at the end. */
@@ -219,7 +224,11 @@ public final class MlxStreamClient implements AutoCloseable {
       public void abort(String generationId) {
         AbortRequest request = AbortRequest.newBuilder().setGenerationId(generationId).build();
         var stub = prepared(GenerationServiceGrpc.newFutureStub(connection.channel), deadline(ABORT_TIMEOUT));
-        Context.ROOT.run(() -> stub.abort(request)); // nobody waits for it: the call has been left
+        Context.ROOT.run(() -> { // nobody waits for it here: the call has been left
+          var aborting = stub.abort(request);
+          connection.aborting.add(aborting);
+          aborting.addListener(() -> connection.aborting.remove(aborting), Runnable::run);
+        });
       }
 
       @Override
@@ -228,6 +237,19 @@ public final class MlxStreamClient implements AutoCloseable {
       }
     };
     return new TextStream(new EventReader(source, connection.target, timeout, isDurable));
+  }
+
+  private void awaitAborts() {
+    for (Future<?> aborting : connection.aborting) {
+      try {
+        aborting.get();
+      } catch (ExecutionException failed) {
+        continue; // then there is nothing to wait for
+      } catch (InterruptedException interrupted) {
+        Thread.currentThread().interrupt();
+        return;
+      }
+    }
   }
 
   private GenerationServiceGrpc.GenerationServiceBlockingStub generations(Deadline deadline) {
