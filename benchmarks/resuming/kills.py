@@ -29,6 +29,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 READY_SECONDS = 120.0
 # A process is killed so long after its start, or after it serves: uniformly, and once in a while before it does.
 LIFE_SECONDS = 0.7
+# How long a stream gets to come back before that begins, so that most kills meet one.
+RETURN_SECONDS = 3.0
 EARLY_SHARE = 0.15
 EARLY_SECONDS = 1.0
 
@@ -173,8 +175,10 @@ class _Recoveries:
     def __init__(self, report: Report) -> None:
         self._report = report
         self.killed_at = 0.0
+        self.came = asyncio.Event()
 
     def note(self) -> None:
+        self.came.set()
         self._report.recovery_seconds.append(time.monotonic() - self.killed_at)
 
 
@@ -235,9 +239,12 @@ async def _round(
 ) -> None:
     """Run all streams of a round side by side, and kill the server until they have ended."""
     recoveries = _Recoveries(report)
+    recoveries.came.set()
     streams = [asyncio.ensure_future(survived(client, request, recoveries)) for request in asked]
     try:
         while report.kills < kills and not all(stream.done() for stream in streams):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(recoveries.came.wait(), RETURN_SECONDS)
             await asyncio.sleep(rng.uniform(0.0, LIFE_SECONDS))
             if all(stream.done() for stream in streams):
                 break
@@ -251,6 +258,7 @@ async def _round(
 async def _kill(server: Server, rng: random.Random, report: Report, recoveries: _Recoveries) -> None:
     """Kill the process and start another, once in a while one that does not live to serve."""
     recoveries.killed_at = time.monotonic()
+    recoveries.came.clear()
     server.kill()
     report.kills += 1
     server.spawn()
