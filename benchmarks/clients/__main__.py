@@ -1,8 +1,8 @@
 """`python -m benchmarks.clients`: every client against one scripted server, at 1 and at 64 streams, in one table.
 
-The server does not think: tokens come as fast as it can send them, one a message. So the rate at 64 streams is that of
-server and client together on one machine; what tells clients apart is the order, and what they add to the first text:
-the client's time from call to text, less the server's own time from arrival to token.
+Rates: the server does not think, and sends each token as a message of its own as fast as it can, so at 64 streams the
+rate is that of server and client together on one machine. What is added to the first text (the client's time from call
+to text, less the server's own time from arrival to token) is measured on streams that are paced, a token every 10 ms.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def main() -> int:
     arguments = parser.parse_args()
     listed = [entry["language"] for entry in json.loads((ROOT / "clients/conformance/clients.json").read_text())]
     languages = arguments.languages or [name for name in listed if program_of(name).exists()]
+    machine = {"system": platform.system(), "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1)}
     measured = asyncio.run(measure(languages, arguments.rounds))
     RESULTS.parent.mkdir(exist_ok=True)
-    machine = {"system": platform.system(), "cpus": os.cpu_count()}
     RESULTS.write_text(json.dumps({"machine": machine, "clients": measured}, indent=1) + "\n")
     sys.stdout.write(table(measured))
     return 0
@@ -61,13 +61,14 @@ async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
                 programs[language] = await Program.start(
                     ["sh", str(program_of(language))], ROOT, folder / "program.log"
                 )
-                await burst(programs[language], server, streams=4, count=WARM_UP_STREAMS)
+                await burst(programs[language], server, "fast", streams=4, count=WARM_UP_STREAMS)
             taken: dict[str, dict[int, list[Any]]] = {language: {load: [] for load in LOADS} for language in languages}
             for _ in range(rounds):
                 for streams, count in LOADS.items():
                     for language in languages:
-                        answer = await burst(programs[language], server, streams=streams, count=count)
-                        taken[language][streams].append(answer)
+                        fast = await burst(programs[language], server, "fast", streams=streams, count=count)
+                        paced = await burst(programs[language], server, "brief", streams=streams, count=2 * count)
+                        taken[language][streams].append((fast, paced))
         finally:
             for program in programs.values():
                 await program.end()
@@ -78,12 +79,12 @@ async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
     }
 
 
-async def burst(program: Program, server: Server, *, streams: int, count: int) -> dict[str, Any]:
+async def burst(program: Program, server: Server, scenario: str, *, streams: int, count: int) -> dict[str, Any]:
     number = await program.ask(
         {
             "do": "burst",
             "server": {"target": server.target},
-            "prompt": {"text": "[[fast]]"},
+            "prompt": {"text": f"[[{scenario}]]"},
             "delivery": {"max_tokens_per_message": 1},
             "timeout_seconds": ANSWER_SECONDS,
             "streams": streams,
@@ -96,11 +97,11 @@ async def burst(program: Program, server: Server, *, streams: int, count: int) -
     return answer
 
 
-def summary(answers: list[dict[str, Any]]) -> dict[str, float]:
+def summary(answers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
     return {
-        "messages_per_second": round(median([answer["messages"] / answer["seconds"] for answer in answers])),
-        "added_ms_p50": round(median([answer["added_ms"]["p50"] for answer in answers]), 2),
-        "added_ms_p99": round(median([answer["added_ms"]["p99"] for answer in answers]), 2),
+        "messages_per_second": round(median([fast["messages"] / fast["seconds"] for fast, _ in answers])),
+        "added_ms_p50": round(median([paced["added_ms"]["p50"] for _, paced in answers]), 2),
+        "added_ms_p99": round(median([paced["added_ms"]["p99"] for _, paced in answers]), 2),
     }
 
 
