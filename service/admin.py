@@ -150,15 +150,17 @@ class AdminHandlers:
         seconds = _timeout_seconds(request)
         self._health.drain()
         self._live.drain()
-        running, aborted = self._live.count, 0
-        logger.info("draining", extra={"fields": {"live_generations": running, "timeout_seconds": seconds}})
+        before = self._live.ends
+        fields = {"live_generations": self._live.count, "timeout_seconds": seconds}
+        logger.info("draining", extra={"fields": fields})
         try:
             async with asyncio.timeout(seconds):
                 await self._live.wait_idle()
         except TimeoutError:
-            aborted = self._engine.abort_all()
+            self._engine.abort_all()
             await self._live.wait_idle()
-        return admin_pb2.DrainResponse(finished_generations=running - aborted, aborted_generations=aborted)
+        ends = self._live.ends.since(before)
+        return admin_pb2.DrainResponse(finished_generations=ends.finished, aborted_generations=ends.stopped)
 
     def _model_name(self) -> str:
         with contextlib.suppress(EngineError):

@@ -185,9 +185,10 @@ class GenerationHandlers:
     async def _accept(self, request: GenerationMessage, context: Context) -> Generation:
         with self._counting_refusals():
             decoded = await self._decoded(request, context)
+            facts = self._facts(request, context)  # may raise, and so comes before there is a row
             self._live.require_open()
-            generation = await self._engine.generate(decoded)
-            self._live.watch(generation, self._facts(request, context))
+            generation = await self._engine.generate(decoded, require_open=self._live.require_open)
+            self._live.watch(generation, facts)
             return generation
 
     async def _attached(self, request: GenerationMessage, delivery: Delivery, context: Context) -> Attachment:

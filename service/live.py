@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from engine.contracts.errors import UnavailableError
@@ -35,12 +35,31 @@ class CallFacts:
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """How many generations have ended by themselves or by their callers, and how many with the service."""
+
+    finished: int = 0
+    stopped: int = 0
+
+    def after(self, finished: GenerationFinished) -> Ends:
+        """With one more end."""
+        if isinstance(finished.error, UnavailableError):
+            return replace(self, stopped=self.stopped + 1)
+        return replace(self, finished=self.finished + 1)
+
+    def since(self, before: Ends) -> Ends:
+        """Those that came after `before`."""
+        return Ends(finished=self.finished - before.finished, stopped=self.stopped - before.stopped)
+
+
 class LiveGenerations:
     """Owner of one watching task per live generation."""
 
     def __init__(self) -> None:
         """Nothing is live, and new generations are welcome."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ends = Ends()
         self._draining = False
         self._observers: list[Callable[[Generation, GenerationFinished, CallFacts], None]] = []
 
@@ -58,8 +77,13 @@ class LiveGenerations:
         """Generations that have not ended."""
         return len(self._tasks)
 
+    @property
+    def ends(self) -> Ends:
+        """The ends that have been seen so far."""
+        return self._ends
+
     def require_open(self) -> None:
-        """Raise `UnavailableError` once draining has begun."""
+        """Raise `UnavailableError` once draining has begun. Call right before a generation begins, too."""
         if self._draining:
             raise UnavailableError("draining", "the service is shutting down")
 
@@ -80,6 +104,7 @@ class LiveGenerations:
 
     async def _follow(self, generation: Generation, facts: CallFacts) -> None:
         finished = await generation.finished()
+        self._ends = self._ends.after(finished)
         logger.info("generation finished", extra={"fields": _account(generation, finished, facts)})
         for observer in self._observers:
             observer(generation, finished, facts)

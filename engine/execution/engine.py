@@ -59,6 +59,10 @@ STOP_LOADING_SECONDS: Final = 2.0
 """The same while a model loads; a load that hangs in the file system is left behind."""
 
 
+def _nothing() -> None:
+    """An errand that is done when those before it are, and a door that is open."""
+
+
 class EngineState(enum.Enum):
     """Life of an engine, in order; FAILED and STOPPED are final."""
 
@@ -246,13 +250,19 @@ class Engine:
         if self._state is not EngineState.FAILED:
             await asyncio.Event().wait()
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(self, request: GenerationRequest, *, require_open: Callable[[], None] = _nothing) -> Generation:
         """Tokenize, check and queue one request; every refusal is raised here, before anything is held.
+
+        Args:
+            request: the request.
+            require_open: asked right before it is queued, since checking takes a while; what it raises refuses it.
 
         Raises:
             EngineError: see the tree; nothing of the request remains.
         """
-        return self.begin(request, await self._checked(accept, request))
+        acceptance = await self._checked(accept, request)
+        require_open()
+        return self.begin(request, acceptance)
 
     async def prepare(self, request: GenerationRequest) -> DurableAcceptance:
         """Tokenize and check a request for a durable generation; nothing is held for it yet.
@@ -424,10 +434,6 @@ class Engine:
             if isinstance(fault, EngineFailedError):
                 logger.error("the engine has failed: %s", fault)
         self._ended.set()
-
-
-def _nothing() -> None:
-    """An errand that is done when those before it are."""
 
 
 def _resolve(future: asyncio.Future[Resident], resident: Resident) -> None:

@@ -166,7 +166,6 @@ class DurableGenerations:
         acceptance = await self._engine.prepare(call.request)
         if call.key(acceptance) != found.kept.folder.key:
             raise CheckpointMismatchError(found.generation_id, ["defaults"])
-        self._live.require_open()
         return self._go_on(call, acceptance, found)
 
     def _go_on(self, call: DurableCall, acceptance: DurableAcceptance, found: FoundGeneration) -> DurableGeneration:
@@ -175,6 +174,7 @@ class DurableGenerations:
         if log is not None and log.has_come_to_its_end:
             return self._keep(call, log, folder)
         try:
+            self._live.require_open()
             continuation = found.continuation(only_logged=acceptance.options.logprobs)
             acceptance = acceptance.continuing(folder.generation_id, continuation)
             if log is None:

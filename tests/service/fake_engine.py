@@ -377,13 +377,16 @@ class FakeEngine:
     async def wait_failed(self) -> None:
         await self._failed.wait()
 
-    async def generate(self, request: GenerationRequest) -> FakeGeneration:
+    async def generate(
+        self, request: GenerationRequest, *, require_open: Callable[[], None] = lambda: None
+    ) -> FakeGeneration:
         self.requests.append(request)
         _ = self.model
         if self.refusal is not None:
             raise self.refusal
         if self.acceptance is not None:
             await self.acceptance()
+        require_open()
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
         return self._run(request)
@@ -398,6 +401,8 @@ class FakeEngine:
         _ = self.model, self.durable_store
         if self.refusal is not None:
             raise self.refusal
+        if self.acceptance is not None:
+            await self.acceptance()
         generation_id = uuid.uuid4().hex
         logprobs = bool(request.options.logprobs)
         prompt_ids = list(getattr(request.prompt, "ids", (1, 2, 3)))

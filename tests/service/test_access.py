@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, model_pb2
 from service.access import Access
 from service.offer import Offer
 from service.tokens import followed_tokens
-from tests.service.fake_engine import FakeEngine
+from tests.service.fake_engine import FakeEngine, never_end
 from tests.service.harness import Serving, details_of, read_all, reason_of, serve, text_request
 
 CODE = grpc.StatusCode
@@ -146,6 +147,22 @@ async def test_a_token_that_was_taken_back_is_refused_and_a_new_one_is_let_in(
     write_token(tokens_file, "the-next-token-of-a-team")
     assert await outcome(APPLICATION) is CODE.UNAUTHENTICATED
     assert await outcome("the-next-token-of-a-team") is CODE.OK
+
+
+async def test_a_token_that_is_taken_back_while_a_call_is_accepted_leaves_no_row_that_nobody_owns(
+    guarded: Serving, tokens_file: Path
+) -> None:
+    async def tokenize() -> None:
+        write_token(tokens_file, "the-next-token-of-a-team")
+
+    guarded.engine.acceptance = tokenize
+    guarded.engine.script = never_end("a")
+    call = guarded.generation.Generate(text_request(), metadata=bearer(APPLICATION))
+    await call.read()
+    assert guarded.live.count == len(guarded.engine.generations) == 1
+    call.cancel()
+    await asyncio.wait_for(guarded.live.wait_idle(), 5)
+    assert guarded.engine.live == {}
 
 
 async def test_what_is_switched_off_is_no_method_of_this_server() -> None:

@@ -248,6 +248,34 @@ async def test_draining_waits_for_queued_generations_too(serving: Serving) -> No
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_call_on_its_way_in_when_draining_begins_is_refused_and_none_of_the_counts_is_off(
+    serving: Serving,
+) -> None:
+    tokenizing, tokenized = asyncio.Event(), asyncio.Event()
+
+    async def tokenize() -> None:
+        tokenizing.set()
+        await tokenized.wait()
+
+    serving.engine.script = never_end("a")
+    running = serving.generation.Generate(text_request())
+    await running.read()
+    serving.engine.acceptance = tokenize
+    late = asyncio.ensure_future(read_all(serving.generation.Generate(text_request())))
+    await tokenizing.wait()
+    request = admin_pb2.DrainRequest()
+    request.timeout.FromMilliseconds(50)
+    draining = asyncio.ensure_future(serving.admin.Drain(request))
+    await until(lambda: serving.live.is_draining)
+    tokenized.set()
+    _, error = await late
+    assert error is not None
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(serving.engine.generations) == 1
+    answer = await draining
+    assert (answer.finished_generations, answer.aborted_generations) == (0, 1)
+
+
 @pytest.mark.parametrize(("seconds", "nanos"), [(-1, 0), (1, -5), (10**13, 0), (0, 10**9)])
 async def test_a_time_to_drain_that_is_none_is_refused_and_nothing_drains(
     serving: Serving, seconds: int, nanos: int

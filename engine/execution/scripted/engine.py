@@ -53,7 +53,9 @@ class ScriptedEngine(Engine):
         self._script = read_script(script_file)
         self._attempts: Counter[tuple[str, str]] = Counter()
 
-    async def generate(self, request: GenerationRequest) -> Generation:
+    async def generate(
+        self, request: GenerationRequest, *, require_open: Callable[[], None] = lambda: None
+    ) -> Generation:
         """Refuse what the scenario refuses, then accept as ever.
 
         Raises:
@@ -61,7 +63,7 @@ class ScriptedEngine(Engine):
             EngineError: as the engine.
         """
         self._refuse_attempt(request)
-        return await super().generate(request)
+        return await super().generate(request, require_open=require_open)
 
     async def load_model(
         self,

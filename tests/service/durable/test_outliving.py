@@ -173,3 +173,29 @@ async def test_a_draining_server_gives_up_what_nobody_reads_and_takes_nobody_bac
     _, error = await read_all(life.resume(generation_id))
     assert error is not None
     assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_call_on_its_way_in_when_draining_begins_neither_begins_nor_goes_on(
+    store: FakeStore, is_left: bool
+) -> None:
+    words, tokenizing, tokenized = Words(), asyncio.Event(), asyncio.Event()
+
+    async def tokenize() -> None:
+        tokenizing.set()
+        await tokenized.wait()
+
+    if is_left:
+        async with serve(engine_of(store, words)) as serving:
+            await left_after(Life(serving, words), 4)
+    async with serve(engine_of(store, words)) as serving:
+        serving.engine.acceptance = tokenize
+        late = asyncio.ensure_future(read_all(Life(serving, words).ask()))
+        await tokenizing.wait()
+        serving.live.drain()
+        tokenized.set()
+        _, error = await late
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert serving.engine.generations == []
+        assert not store.held
