@@ -58,9 +58,7 @@ async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
         programs: dict[str, Program] = {}
         try:
             for language in languages:
-                programs[language] = await Program.start(
-                    ["sh", str(program_of(language))], ROOT, folder / "program.log"
-                )
+                programs[language] = await Program.start(language, ROOT, folder / "program.log")
                 await burst(programs[language], server, "fast", streams=4, count=WARM_UP_STREAMS)
             taken: dict[str, dict[int, list[Any]]] = {language: {load: [] for load in LOADS} for language in languages}
             for _ in range(rounds):

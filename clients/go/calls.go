@@ -6,6 +6,7 @@ import (
 	"iter"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -23,6 +24,19 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (b bearer) RequireTransportSecurity() bool { return false }
 
+// unary is the connection as the stubs see it: calls with one answer have a deadline, and fail with our errors.
+type unary struct {
+	*grpc.ClientConn
+	client *Client
+}
+
+// Invoke makes such a call.
+func (u unary) Invoke(ctx context.Context, method string, request, answer any, options ...grpc.CallOption) error {
+	ctx, cancel := u.client.bounded(ctx)
+	defer cancel()
+	return errorOf(u.ClientConn.Invoke(ctx, method, request, answer, options...))
+}
+
 // bounded gives ctx a deadline if it has none.
 func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, has := ctx.Deadline(); has || c.timeout == 0 {
@@ -33,11 +47,9 @@ func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFu
 
 // Generate runs a generation to its end, and gives all of it.
 func (c *Client) Generate(ctx context.Context, request Request) (*Generation, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	answer, err := c.generations.Complete(ctx, request.complete())
 	if err != nil {
-		return nil, errorOf(err)
+		return nil, err
 	}
 	return &Generation{CompleteResponse: answer}, nil
 }
@@ -56,58 +68,45 @@ func (c *Client) Stream(ctx context.Context, request Request) *Stream {
 // Resume continues a durable generation after the message with this sequence number; 0 repeats all of it.
 func (c *Client) Resume(ctx context.Context, generationID string, afterSequence uint64) *Stream {
 	return newStream(ctx, c, true, afterSequence == 0, func(ctx context.Context) (eventSource, error) {
+		c.settle(ctx, generationID)
 		return c.generations.Resume(ctx, &v1.ResumeRequest{GenerationId: generationID, AfterSequence: afterSequence})
 	})
 }
 
 // Abort ends a generation by the request id that its caller gave it. One that does not run (any more) is not an error.
 func (c *Client) Abort(ctx context.Context, requestID string) (*v1.AbortResponse, error) {
-	return c.abort(ctx, &v1.AbortRequest{Target: &v1.AbortRequest_RequestId{RequestId: requestID}})
+	return c.generations.Abort(ctx, &v1.AbortRequest{Target: &v1.AbortRequest_RequestId{RequestId: requestID}})
 }
 
 // AbortGeneration ends a generation by the server's id of it, which [Stream.Started] tells.
 func (c *Client) AbortGeneration(ctx context.Context, generationID string) (*v1.AbortResponse, error) {
-	return c.abort(ctx, &v1.AbortRequest{Target: &v1.AbortRequest_GenerationId{GenerationId: generationID}})
-}
-
-func (c *Client) abort(ctx context.Context, request *v1.AbortRequest) (*v1.AbortResponse, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	answer, err := c.generations.Abort(ctx, request)
-	return answer, errorOf(err)
+	target := &v1.AbortRequest_GenerationId{GenerationId: generationID}
+	return c.generations.Abort(ctx, &v1.AbortRequest{Target: target})
 }
 
 // Model tells what is known about a model; "" means the served one.
 func (c *Client) Model(ctx context.Context, name string) (*v1.ModelInfo, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	answer, err := c.models.GetModel(ctx, &v1.GetModelRequest{Model: name})
-	return answer.GetModel(), errorOf(err)
+	return answer.GetModel(), err
 }
 
 // Tokenize gives the token ids of a text.
 func (c *Client) Tokenize(ctx context.Context, text string) ([]uint32, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	answer, err := c.models.Tokenize(ctx, &v1.TokenizeRequest{Text: text})
-	return answer.GetIds(), errorOf(err)
+	return answer.GetIds(), err
 }
 
 // Detokenize gives the text of token ids.
 func (c *Client) Detokenize(ctx context.Context, ids []uint32) (string, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
 	answer, err := c.models.Detokenize(ctx, &v1.DetokenizeRequest{Ids: ids})
-	return answer.GetText(), errorOf(err)
+	return answer.GetText(), err
 }
 
 // Health gives the status of a service by the standard health protocol: "SERVING" or "NOT_SERVING". The name "" asks for
 // the process, [ReadinessService] whether generations are taken.
 func (c *Client) Health(ctx context.Context, service string) (string, error) {
-	ctx, cancel := c.bounded(ctx)
-	defer cancel()
-	answer, err := healthv1.NewHealthClient(c.conn).Check(ctx, &healthv1.HealthCheckRequest{Service: service})
-	return answer.GetStatus().String(), errorOf(err)
+	answer, err := c.health.Check(ctx, &healthv1.HealthCheckRequest{Service: service})
+	return answer.GetStatus().String(), err
 }
 
 // WatchHealth gives the status of a service now, and again whenever it changes, until the loop is left.
@@ -115,7 +114,7 @@ func (c *Client) WatchHealth(ctx context.Context, service string) iter.Seq2[stri
 	return func(yield func(string, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		call, err := healthv1.NewHealthClient(c.conn).Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
+		call, err := c.health.Watch(ctx, &healthv1.HealthCheckRequest{Service: service})
 		for err == nil {
 			var answer *healthv1.HealthCheckResponse
 			if answer, err = call.Recv(); err == nil && !yield(answer.GetStatus().String(), nil) {

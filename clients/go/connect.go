@@ -9,12 +9,14 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	_ "google.golang.org/grpc/health" // health checking of balanced connections
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
@@ -125,6 +127,8 @@ type Client struct {
 	generations v1.GenerationServiceClient
 	models      v1.ModelServiceClient
 	admin       v1.AdminServiceClient
+	health      healthv1.HealthClient
+	leaving     sync.Map // of generations that are being left, by id: a channel that is closed when that is done
 }
 
 // Connect describes a connection: "HOST:PORT", "unix:PATH", several "HOST:PORT" joined by commas, or another target that
@@ -144,13 +148,13 @@ func Connect(target string, options ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{
-		conn:        conn,
-		timeout:     chosen.timeout,
-		generations: v1.NewGenerationServiceClient(conn),
-		models:      v1.NewModelServiceClient(conn),
-		admin:       v1.NewAdminServiceClient(conn),
-	}, nil
+	client := &Client{conn: conn, timeout: chosen.timeout}
+	stubs := unary{conn, client}
+	client.generations = v1.NewGenerationServiceClient(stubs)
+	client.models = v1.NewModelServiceClient(stubs)
+	client.admin = v1.NewAdminServiceClient(stubs)
+	client.health = healthv1.NewHealthClient(stubs)
+	return client, nil
 }
 
 // Close closes the connection and ends every generation that still runs on it.

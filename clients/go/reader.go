@@ -150,9 +150,23 @@ func (r *reader) leave() {
 	if !r.stream.durable || started == nil || r.stream.Finished() != nil || r.failure != nil {
 		return
 	}
+	client, id, said := r.stream.client, started.GetGenerationId(), make(chan struct{})
+	client.leaving.Store(id, said)
 	go func() {
+		defer close(said)
+		defer client.leaving.CompareAndDelete(id, said)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), farewell)
 		defer cancel()
-		_, _ = r.stream.client.AbortGeneration(ctx, started.GetGenerationId())
+		_, _ = client.AbortGeneration(ctx, id)
 	}()
+}
+
+// settle waits until a generation that is being left has been: the farewell would end whoever resumes it.
+func (c *Client) settle(ctx context.Context, generationID string) {
+	if said, is := c.leaving.Load(generationID); is {
+		select {
+		case <-said.(chan struct{}):
+		case <-ctx.Done():
+		}
+	}
 }

@@ -153,8 +153,7 @@ def _build(language: str) -> str:
 
 
 async def _program(language: str) -> Program:
-    command = ["sh", str(ROOT / f"clients/{language}/conformance/run.sh")]
-    return await Program.start(command, ROOT, BUILD / f"{language}.log")
+    return await Program.start(language, ROOT, BUILD / f"{language}.log")
 
 
 def _compare(

@@ -1,8 +1,8 @@
 """Compares an answer with what a case expects: a part of it, with a few operators in place of values.
 
 `{"$at_least": n}`, `{"$at_most": n}`, `{"$one_of": [...]}`, `{"$begins": text}`, `{"$begins_of": text}` and
-`{"$ends_of": text}` (the answer is a beginning or an end of the text, and not empty), `{"$any": true}` (anything but
-null), `{"$count": n}` (so many entries), `{"$last": …}` (the last entry, in part).
+`{"$ends_of": text}` (the answer is a beginning or an end of the text, and not empty), `{"$has": text}`,
+`{"$any": true}` (anything but null), `{"$count": n}` (so many entries), `{"$last": …}` (the last entry, in part).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     "$at_most": lambda value, found: found is not None and found <= value,
     "$one_of": lambda value, found: found in value,
     "$begins": lambda value, found: str(found).startswith(value),
+    "$has": lambda value, found: value in str(found),
     "$begins_of": lambda value, found: bool(found) and value.startswith(found),
     "$ends_of": lambda value, found: bool(found) and value.endswith(found),
     "$count": lambda value, found: len(found) == value,

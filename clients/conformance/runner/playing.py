@@ -3,8 +3,8 @@
 A step is an object with one of these keys: `send` (a request, called `as`), `mark` and `answer` (wait for what was
 sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must
 say of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill`, `restart`,
-`stop`), `network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), and `agree` (an abort and the
-stream that it met must tell one story).
+`stop`), `network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), `agree` (an abort and the
+stream that it met must tell one story), and `example` (the client's example of that name, run to its end).
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Play:
             "pause_seconds": self._pause,
             "served": self._each_has_served,
             "agree": self._agree,
+            "example": self._run_example,
         }
         name = next((key for key in step if key in actions), None)
         if name is None:
@@ -181,6 +182,11 @@ class Play:
         ran = outcome.get("outcome") == "finished"
         if not ((status == "ABORTED" and was_aborted) or (status == "NOT_RUNNING" and ran)):
             self.failures.append(f"the abort says {status}, and the stream {outcome.get('outcome')}")
+
+    async def _run_example(self, step: Mapping[str, Any]) -> None:
+        name = step["example"]
+        told = await self._stage.example(self._program.language, name, self._servers[0].target)
+        self._judge(f"example {name}", step["expect"], told)
 
     def _judge(self, name: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         self.failures += differences(self._stage.filled(expected), found, name)

@@ -18,9 +18,10 @@ class ProgramError(Exception):
 
 
 class Program:
-    """A running client program. Requests are told apart by their ids."""
+    """A running client program, that of `language`. Requests are told apart by their ids."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, language: str, process: asyncio.subprocess.Process) -> None:
+        self.language = language
         self._process = process
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._marks: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -28,8 +29,9 @@ class Program:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, command: list[str], root: Path, log: Path) -> Program:
-        """Start `command` in `root`; its standard error goes to `log`."""
+    async def start(cls, language: str, root: Path, log: Path) -> Program:
+        """Start that of `language` in `root`, the repository's; its standard error goes to `log`."""
+        command = ["sh", str(root / f"clients/{language}/conformance/run.sh")]
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -39,7 +41,7 @@ class Program:
                 stderr=errors,
                 limit=LINE_LIMIT_BYTES,
             )
-        return cls(process)
+        return cls(language, process)
 
     @property
     def has_ended(self) -> bool:

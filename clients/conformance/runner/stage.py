@@ -10,6 +10,7 @@ import json
 import shutil
 import socket
 import tempfile
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ from clients.conformance.runner.certificates import make_certificates
 from clients.conformance.runner.proxy import Proxy
 from clients.conformance.runner.servers import Server
 
+EXAMPLE_SECONDS = 60.0
 TOKENS = """[tester]
 token = "correct-horse-battery-staple-0001"
+
+[operator]
+token = "correct-horse-battery-staple-0003"
+permissions = ["admin"]
 """
 
 
@@ -83,6 +89,19 @@ class Stage:
         proxy = Proxy(server.target)
         await proxy.start()
         return proxy
+
+    async def example(self, language: str, name: str, target: str) -> dict[str, Any]:
+        """Run an example of a client against the server at `target`: its `status`, and what it printed."""
+        script = f"clients/{language}/conformance/example.sh"
+        process = await asyncio.create_subprocess_exec(
+            "sh", script, name, target, cwd=self._root, stdout=PIPE, stderr=STDOUT
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), EXAMPLE_SECONDS)
+        except TimeoutError:
+            process.kill()
+            output, _ = await process.communicate()
+        return {"status": process.returncode, "output": output.decode(errors="replace")}
 
     def connection(self, name: str, target: str) -> dict[str, Any]:
         """How a client reaches a server of the description `name` at `target`."""

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
 const shown = 10_000
@@ -135,6 +136,13 @@ func (p *program) play(client *mlxstream.Client, r request) (answer, error) {
 	case "model":
 		model, err := client.Model(ctx, "")
 		return answer{"outcome": "ok", "model": model.GetName()}, err
+	case "load":
+		load, err := client.Admin().GetLoad(ctx, &v1.GetLoadRequest{})
+		return answer{"outcome": "ok", "queue_limit": load.GetQueueLimit()}, err
+	case "drain":
+		drained, err := client.Admin().Drain(ctx, &v1.DrainRequest{})
+		return answer{"outcome": "ok", "finished": drained.GetFinishedGenerations(),
+			"aborted": drained.GetAbortedGenerations()}, err
 	}
 	return nil, fmt.Errorf("cannot %q", r.Do)
 }

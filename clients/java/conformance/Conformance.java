@@ -14,11 +14,13 @@ import io.mlxstream.Usage;
 import io.mlxstream.v1.AbortResponse;
 import io.mlxstream.v1.DeadlinePolicy;
 import io.mlxstream.v1.DeliveryOptions;
+import io.mlxstream.v1.DrainRequest;
 import io.mlxstream.v1.GenerateOptions;
 import io.mlxstream.v1.GenerateRequest;
 import io.mlxstream.v1.GenerateResponse;
 import io.mlxstream.v1.GeneratedToken;
 import io.mlxstream.v1.GenerateStats;
+import io.mlxstream.v1.GetLoadRequest;
 import io.mlxstream.v1.Started;
 import java.io.BufferedReader;
 import java.io.IOException;
@@ -111,6 +113,15 @@ final class Conformance {
       }
       case "health" -> Map.of("outcome", "ok", "status", client(request).health(text(request, "service")));
       case "model" -> Map.of("outcome", "ok", "model", client(request).model().getName());
+      case "load" -> {
+        var load = client(request).admin(stub -> stub.getLoad(GetLoadRequest.getDefaultInstance()));
+        yield Map.of("outcome", "ok", "queue_limit", load.getQueueLimit());
+      }
+      case "drain" -> {
+        var drained = client(request).admin(stub -> stub.drain(DrainRequest.getDefaultInstance()));
+        yield Map.of(
+            "outcome", "ok", "finished", drained.getFinishedGenerations(), "aborted", drained.getAbortedGenerations());
+      }
       default -> throw new IllegalArgumentException("unknown request " + request.get("do"));
     };
   }

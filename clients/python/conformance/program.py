@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlxstream
+from mlxstream.v1.admin_pb2 import DrainRequest, GetLoadRequest
 from mlxstream.v1.generation_pb2 import AbortStatus, GenerateResponse
 
 SHOWN = 10_000
@@ -36,6 +37,8 @@ class Program:
             "health": health,
             "watch": watch,
             "model": model,
+            "load": load,
+            "drain": drain,
         }
 
     async def run(self, lines: AsyncIterator[bytes]) -> None:
@@ -251,6 +254,16 @@ async def watch(client: mlxstream.AsyncClient, request: Request) -> Answer:
 
 async def model(client: mlxstream.AsyncClient, _request: Request) -> Answer:
     return {"outcome": "ok", "model": (await client.model()).name}
+
+
+async def load(client: mlxstream.AsyncClient, _request: Request) -> Answer:
+    answer = await client.call("AdminService/GetLoad", GetLoadRequest())
+    return {"outcome": "ok", "queue_limit": answer.queue_limit}
+
+
+async def drain(client: mlxstream.AsyncClient, _request: Request) -> Answer:
+    answer = await client.call("AdminService/Drain", DrainRequest())
+    return {"outcome": "ok", "finished": answer.finished_generations, "aborted": answer.aborted_generations}
 
 
 def arguments(request: Request) -> tuple[Any]:

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use mlxstream::v1::generate_response::Event;
 use mlxstream::v1::{
-    AbortStatus, DeadlinePolicy, DeliveryOptions, GenerateOptions, GenerateResponse, GeneratedToken, Started,
+    AbortStatus, DeadlinePolicy, DeliveryOptions, DrainRequest, GenerateOptions, GenerateResponse, GeneratedToken,
+    GetLoadRequest, Started,
 };
 use mlxstream::{Client, Connect, Error, Request, TextStream, Tls, Usage, message};
 use prost_types::Duration as ProtoDuration;
@@ -70,6 +71,16 @@ async fn play(clients: &Clients, request: &Value) -> Result<Value, Error> {
         }
         "health" => Ok(json!({"outcome": "ok", "status": client.health(text_of(request, "service")).await?})),
         "model" => Ok(json!({"outcome": "ok", "model": client.model().await?.name})),
+        "load" => {
+            let load = client.admin(|mut stub| async move { stub.get_load(GetLoadRequest::default()).await }).await?;
+            Ok(json!({"outcome": "ok", "queue_limit": load.queue_limit}))
+        }
+        "drain" => {
+            let drained = client.admin(|mut stub| async move { stub.drain(DrainRequest::default()).await }).await?;
+            Ok(json!({
+                "outcome": "ok", "finished": drained.finished_generations, "aborted": drained.aborted_generations,
+            }))
+        }
         other => panic!("unknown request {other}"),
     }
 }

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import { durationFromMs } from "@bufbuild/protobuf/wkt";
-import { Client, connect, type GenerateResponse, type GenerateSettings, MlxStreamError, type Prompt, type TextStream } from "mlx-stream-client";
+import { AdminService, Client, connect, type GenerateResponse, type GenerateSettings, MlxStreamError, type Prompt, type TextStream } from "mlx-stream-client";
 import { DeadlinePolicy } from "mlx-stream-client/v1/delivery";
 import type { Started } from "mlx-stream-client/v1/event";
 import { AbortStatus } from "mlx-stream-client/v1/generation";
@@ -299,6 +299,14 @@ async function play(request: Json): Promise<Report> {
       return { outcome: "ok", status: await clientOf(request.server).health(request.service) };
     case "model":
       return { outcome: "ok", model: (await clientOf(request.server).model()).name };
+    case "load": {
+      const { queueLimit } = await clientOf(request.server).call(AdminService.method.getLoad, {});
+      return { outcome: "ok", queue_limit: queueLimit };
+    }
+    case "drain": {
+      const { finishedGenerations, abortedGenerations } = await clientOf(request.server).call(AdminService.method.drain, {});
+      return { outcome: "ok", finished: finishedGenerations, aborted: abortedGenerations };
+    }
     default:
       throw new Error(`unknown request ${request.do}`);
   }

@@ -23,8 +23,9 @@ STEPS = {
     "pause_seconds",
     "served",
     "agree",
+    "example",
 }
-ACTIONS = {"stream", "generate", "burst", "resume", "abort", "health", "watch", "model"}
+ACTIONS = {"stream", "generate", "burst", "resume", "abort", "health", "watch", "model", "load", "drain"}
 
 
 def requests() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -59,8 +60,9 @@ def test_every_scenario_that_is_played_is_in_the_script() -> None:
         text = json.dumps(request.get("prompt", {}))
         if case.get("server") == "canned":
             continue
-        own = f"{case.get('server')}_script.json"
-        script = scripts[own if own in scripts else "script.json"]
+        described = DOCUMENT["servers"][case.get("server", "plain")]
+        flags = DOCUMENT["servers"][described["like"]]["flags"] if "like" in described else described["flags"]
+        script = scripts[next(name for name in scripts if f"script:{{{name.removesuffix('.json')}}}" in flags)]
         for name in re.findall(r"\[\[([\w.-]+)\]\]", text):
             assert name in script, (case["name"], name)
             played += 1

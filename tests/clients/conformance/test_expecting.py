@@ -19,6 +19,7 @@ from clients.conformance.runner.expecting import comparable, differences
         ({"a": {"$one_of": ["x", "y"]}}, {"a": "y"}),
         ({"a": {"$begins": "te"}}, {"a": "text"}),
         ({"a": {"$begins_of": "text"}}, {"a": "te"}),
+        ({"a": {"$has": "ex"}}, {"a": "text"}),
         ({"a": {"$any": True}}, {"a": ""}),
         ({"a": {}}, {"a": {}}),
     ],
@@ -36,6 +37,7 @@ def test_what_is_as_expected_has_no_differences(expected: Any, found: Any) -> No
         ({"a": {"b": True}}, {"a": {"b": 1.5}}, "a.b"),
         ({"a": {"$at_least": 3}}, {"a": None}, "a: None"),
         ({"a": {"$begins_of": "text"}}, {"a": ""}, "a: ''"),
+        ({"a": {"$has": "xe"}}, {"a": "text"}, "a: 'text' is not has"),
         ({"a": [1, 2]}, {"a": [1]}, r"a: \[1\]"),
     ],
 )

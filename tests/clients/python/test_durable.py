@@ -62,6 +62,8 @@ class DurableServer(generation_pb2_grpc.GenerationServiceServicer):
     aborts: list[AbortRequest] = field(default_factory=list)
     deadlines: list[float | None] = field(default_factory=list)
     sent: dict[int, int] = field(default_factory=lambda: {0: 0})
+    farewell_seconds: float = 0.0
+    order: list[str] = field(default_factory=list)
 
     async def Generate(self, request: GenerateRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self.generates.append(request)
@@ -69,10 +71,13 @@ class DurableServer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def Resume(self, request: ResumeRequest, context: Any) -> None:  # type: ignore[override]  # noqa: N802
         self.resumes.append(request)
+        self.order.append("resumed")
         await self._say(request.after_sequence, context)
 
     async def Abort(self, request: AbortRequest, _context: Any) -> AbortResponse:  # type: ignore[override]  # noqa: N802
         self.aborts.append(request)
+        await asyncio.sleep(self.farewell_seconds)
+        self.order.append("aborted")
         return AbortResponse()
 
     async def _say(self, sequence: int, context: Any) -> None:
@@ -302,6 +307,18 @@ async def test_leaving_the_stream_ends_the_generation_at_the_server(server: Serv
         async for _ in client.stream("hi", durable=True):
             break
     assert [abort.generation_id for abort in server[0].aborts] == ["g1"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_who_resumes_a_stream_that_was_just_left_comes_after_the_farewell(server: Server, durable: bool) -> None:
+    servicer, target = server
+    servicer.endless, servicer.farewell_seconds = True, 0.2
+    async with AsyncClient(target) as client:
+        async for _ in client.stream("x", durable=True):
+            break
+        async for _ in client.resume("g1", after_sequence=3, durable=durable):
+            break
+    assert servicer.order[:2] == ["aborted", "resumed"]
 
 
 async def test_leaving_while_the_server_is_away_stops_the_tries(server: Server) -> None:

@@ -18,6 +18,7 @@ CASES: dict[str, tuple[Behaviour, str]] = {
     "cancel": (endless, "left after 'more '\ngave up after half a second\ncancelled after "),
     "deadline": (endless, "failed: DEADLINE_EXCEEDED\ngot "),
     "admin": (answer("Hello"), "serving tiny\nthis server has no service for operators\n"),
+    "resume": (answer("Once ", "upon "), "Once upon \nresume g1 after 4\nOnce upon \n"),
     "chat": (
         answer("Paris."),
         "> What is the capital of France?\nParis.\n> And which river runs through it?\nParis.\n",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -198,7 +199,11 @@ class AsyncClient:
             )
             return AsyncTextStream(reader)
         return AsyncTextStream(
-            EventReader(lambda: calls.resume(generation_id, after_sequence, facts.timeout_seconds), facts)
+            EventReader(
+                partial(calls.resume, generation_id, after_sequence, facts.timeout_seconds),
+                facts,
+                partial(calls.settle, generation_id),
+            )
         )
 
     def _calls(self, request: GenerateRequest) -> Calls:
@@ -212,11 +217,18 @@ class AsyncClient:
             return self._connected().generations.Resume(point, timeout=timeout_seconds, metadata=self._metadata)
 
         def abort(generation_id: str) -> None:
-            farewell = asyncio.get_running_loop().create_task(self._abort_quietly(generation_id))
+            farewell = asyncio.get_running_loop().create_task(self._abort_quietly(generation_id), name=generation_id)
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
-        return Calls(begin=begin, resume=resume, abort=abort)
+        return Calls(begin=begin, resume=resume, abort=abort, settle=self._settle)
+
+    async def _settle(self, generation_id: str) -> None:
+        """Wait for the farewell to a generation: one that comes late would end what is resumed."""
+        await asyncio.sleep(0)  # a stream that was just left says so on the next turn of the loop
+        farewells = {farewell for farewell in self._farewells if farewell.get_name() == generation_id}
+        if farewells:
+            await asyncio.wait(farewells, timeout=FAREWELL_SECONDS)
 
     async def _abort_quietly(self, generation_id: str) -> None:
         """End a generation that nobody reads any more; where that fails, the server ends it by itself."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import grpc
 
@@ -82,11 +83,13 @@ class Calls:
         begin: Sends the request, with a timeout.
         resume: Goes on with the generation of an id after a message, with a timeout.
         abort: Has the generation of an id ended, and waits for nothing.
+        settle: Waits until the generation of an id is ended, if it is being ended: who resumes it must come after.
     """
 
     begin: Callable[[float | None], Call]
     resume: Callable[[str, int, float | None], Call]
     abort: Callable[[str], None]
+    settle: Callable[[str], Awaitable[None]]
 
 
 class DurableReader:
@@ -161,14 +164,16 @@ class DurableReader:
     def _opened(self) -> EventReader:
         """The call in hand, or the next one."""
         if self._current is None:
-            self._current = EventReader(self._open, self._facts)
-        return self._current
-
-    def _open(self) -> Call:
+            is_resumed = self._loop is None and bool(self._generation_id)
+            settle = partial(self._calls.settle, self._generation_id) if is_resumed else None
+            self._current = EventReader(self._open, self._facts, settle)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             given = self._facts.timeout_seconds
             self._deadline = None if given is None else self._loop.time() + given
+        return self._current
+
+    def _open(self) -> Call:
         if not self._generation_id:
             return self._calls.begin(self._seconds_left())
         self._place = self._characters if self._sequence else 0
