@@ -187,6 +187,8 @@ class Play:
         name = step["example"]
         told = await self._stage.example(self._program.language, name, self._servers[0].target)
         self._judge(f"example {name}", step["expect"], told)
+        if told["status"]:
+            self.failures.append(f"example {name} said at last: {told['output'][-300:]}")
 
     def _judge(self, name: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
         self.failures += differences(self._stage.filled(expected), found, name)

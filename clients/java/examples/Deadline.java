@@ -9,7 +9,7 @@ final class Deadline {
   public static void main(String[] arguments) {
     var question = Prompt.chat(Prompt.user("Tell a story that never ends."));
     try (var client = MlxStreamClient.connect(arguments.length > 0 ? arguments[0] : "127.0.0.1:50051")) {
-      var hasty = client.withTimeout(Duration.ofSeconds(1));
+      var hasty = client.withTimeout(Duration.ofSeconds(2));
       try {
         hasty.generate(question);
       } catch (MlxStreamException error) {
@@ -18,7 +18,7 @@ final class Deadline {
 
       question.getDeliveryBuilder().setDeadlinePolicy(DeadlinePolicy.DEADLINE_POLICY_PARTIAL_RESULT);
       var result = hasty.generate(question);
-      System.out.println(result.finishReason() + ": " + result.text().length() + " characters in one second");
+      System.out.println(result.finishReason() + ": " + result.text().length() + " characters in two seconds");
     }
   }
 }
