@@ -177,7 +177,10 @@ class Engine:
         return (await self._changes().load(reference, progress)).info
 
     async def unload_model(self, name: str) -> UnloadReport:
-        """Stop serving the model and free its memory; its generations end as aborted."""
+        """Stop serving the model and free its memory; its generations end as aborted.
+
+        Those of a model that it has replaced run to their own end.
+        """
         return await self._changes().unload(name, self._end_rows)
 
     async def mount_adapter(self, adapter_id: str, source: str, *, model: str) -> AdapterInfo:
@@ -217,9 +220,9 @@ class Engine:
             generation.abort(AbortReason.SHUTDOWN)
         return len(generations)
 
-    def _end_rows(self) -> int:
-        """Abort the generations of a model that is taken off."""
-        generations = [generation for generation, _ in self._live.values()]
+    def _end_rows(self, number: int) -> int:
+        """Abort the generations of the model `number`, which is taken off; those of a replaced one go on."""
+        generations = [one for one, _ in self._live.values() if one.resident_number == number]
         for generation in generations:
             generation.abort(AbortReason.REQUESTED)
         return len(generations)

@@ -35,6 +35,7 @@ class Generation:
         self.generation_id = generation_id
         self.request_id = request_id
         self.model = resident.info.name
+        self.resident_number = resident.number
         self.aborted_at: float | None = None
         self._number = number
         self.arrived_at = time.time()

@@ -112,8 +112,8 @@ class Residency:
             abandoned.set()
             raise
 
-    async def unload(self, name: str, end_rows: Callable[[], int]) -> UnloadReport:
-        """Take the resident model off; `end_rows` aborts its generations and counts them."""
+    async def unload(self, name: str, end_rows: Callable[[int], int]) -> UnloadReport:
+        """Take the resident model off; `end_rows` aborts the generations of a model's number and counts them."""
         return await self._alone(lambda: self._unload(name, end_rows))
 
     async def mount(self, adapter_id: str, source: str, *, model: str) -> AdapterInfo:
@@ -267,10 +267,10 @@ class Residency:
         if self.current is not None and self.current.number == resident.number:
             self.current = replace(self.current, state_bytes=max(0, self.current.state_bytes + more_bytes))
 
-    async def _unload(self, name: str, end_rows: Callable[[], int]) -> UnloadReport:
+    async def _unload(self, name: str, end_rows: Callable[[int], int]) -> UnloadReport:
         number = self.require(name).number
         self.current = None
-        aborted = end_rows()
+        aborted = end_rows(number)
         return UnloadReport(freed_bytes=await self._remove(number), aborted_generations=aborted)
 
     async def _mount(self, adapter_id: str, source: str, model: str) -> AdapterInfo:
@@ -286,7 +286,7 @@ class Residency:
         if mounts is None:
             raise ConfigurationError("adapters", f"the graph of {resident.info.name} takes no adapters")
         info = await self._errand(lambda: mounts.mount(files))
-        self._replace_adapters(resident, (*resident.info.adapters, info))
+        self._set_adapters((*resident.info.adapters, info))
         await self._make_room(-info.resident_bytes)
         return info
 
@@ -295,7 +295,7 @@ class Residency:
         ids = sorted(one.id for one in resident.info.adapters)
         if adapter_id not in ids:
             raise NotFoundError("adapter", adapter_id, ids)
-        self._replace_adapters(resident, tuple(one for one in resident.info.adapters if one.id != adapter_id))
+        self._set_adapters(tuple(one for one in resident.info.adapters if one.id != adapter_id))
         batch = thread.batch(resident.number)
         mounts = batch.stepper.adapters
         if mounts is None:
@@ -304,5 +304,7 @@ class Residency:
         await self._make_room(freed_bytes)
         return freed_bytes
 
-    def _replace_adapters(self, resident: Resident, adapters: tuple[AdapterInfo, ...]) -> None:
+    def _set_adapters(self, adapters: tuple[AdapterInfo, ...]) -> None:
+        """Serve the resident model with `adapters`. It may have got more room since the change began."""
+        resident = self.require("")
         self.current = replace(resident, info=replace(resident.info, adapters=adapters))

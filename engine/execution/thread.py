@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.contracts.errors import EngineError, EngineFailedError, OverloadedError, UnavailableError
@@ -176,9 +177,11 @@ class EngineThread:
         return batches[-1] if batches else None
 
     def _queued(self) -> int:
-        batches = list(self._batches.values())
-        rows = 0 if self._batch is None else self._batch.limits.max_rows
-        return len(self._incoming) + sum(map(len, batches)) - rows
+        """Jobs beyond the rows of their own model: those of a replaced one take none of the newest's."""
+        beyond = Counter(number for number, _ in self._incoming)
+        for number, batch in self._batches.copy().items():
+            beyond[number] = max(0, beyond[number] + len(batch) - batch.limits.max_rows)
+        return beyond.total()
 
     def _has_jobs(self) -> bool:
         return any(map(len, self._batches.values()))

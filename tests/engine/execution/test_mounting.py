@@ -1,9 +1,11 @@
 """Adapters that come and go while the model serves: right ids, whole or not at all, and no way out of the folder."""
 
 import asyncio
+import threading
 
 import pytest
 
+from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import (
     ArtifactError,
     ConfigurationError,
@@ -14,6 +16,7 @@ from engine.contracts.errors import (
 from engine.contracts.events import GenerationRequest
 from engine.contracts.option_groups import AdapterSelection
 from engine.contracts.options import GenerateOptions
+from engine.execution import residency
 from engine.execution.adapter_folders import adapter_folder
 from engine.execution.engine import Engine
 from tests.engine import tiny_model
@@ -101,6 +104,37 @@ async def test_what_is_promised_to_rows_shrinks_and_grows_with_mounts(adapted, t
         assert engine.load().prefix_limit_bytes == 0
         await engine.unmount_adapter("x", model="")
         assert before - info.resident_bytes < engine.load().state_limit_bytes <= before
+    finally:
+        await engine.stop()
+
+
+async def test_room_that_comes_while_an_adapter_is_mounted_is_kept(adapted, tmp_path, monkeypatch):
+    root, _ = adapted
+    engine = Engine(settings(root / "model", tmp_path, adapters_dir=root / "adapters"))
+    await engine.start()
+    try:
+        options = GenerateOptions(max_tokens=2000, eos_token_ids=())
+        running = await engine.generate(GenerationRequest(prompt=PROMPT, options=options))
+        await running.next_event()
+        await engine.load_model("")
+        before = engine.load().state_limit_bytes
+        reading, go_on, real = asyncio.Event(), threading.Event(), residency.open_adapter
+        loop = asyncio.get_running_loop()
+
+        def slow(*arguments):
+            loop.call_soon_threadsafe(reading.set)
+            assert go_on.wait(10)
+            return real(*arguments)
+
+        monkeypatch.setattr(residency, "open_adapter", slow)
+        mounting = asyncio.create_task(engine.mount_adapter("x", "a", model=""))
+        await reading.wait()
+        running.abort(AbortReason.REQUESTED)
+        await asyncio.wait_for(asyncio.gather(*engine._residency._retirements), 10)
+        assert engine.load().state_limit_bytes > before
+        go_on.set()
+        await mounting
+        assert engine._residency.current.state_bytes == engine.load().state_limit_bytes
     finally:
         await engine.stop()
 

@@ -207,6 +207,38 @@ async def test_unloading_ends_generations_as_aborted_and_another_load_serves_aga
         assert (await run(engine, PROMPT, max_tokens=3, **GREEDY))[1]
 
 
+async def test_unloading_a_new_model_ends_none_of_the_streams_of_the_one_that_it_has_replaced(changing, tmp_path):
+    async with started(changing, tmp_path) as engine:
+        old = await begun(engine, max_tokens=3000)
+        await engine.load_model("")
+        new = await begun(engine)
+        assert len(engine.live_generations()) == 2
+        report = await engine.unload_model("tiny")
+        assert report.aborted_generations == 1
+        assert (await new.finished()).finish_reason is FinishReason.CANCELLED
+        (before,) = engine.live_generations()
+        assert before.generation_id == old.generation_id
+        await until(lambda: old.status().generated_tokens > before.generated_tokens + 10)
+        assert old.aborted_at is None
+        old.abort(AbortReason.REQUESTED)
+        await old.finished()
+
+
+async def test_rows_of_a_replaced_model_fill_no_queue_while_the_new_one_has_rows(changing, tmp_path):
+    async with started(changing, tmp_path, max_rows=2, max_queue=1) as engine:
+        generations = [await begun(engine) for _ in range(2)]
+        await engine.load_model("")
+        generations += [await begun(engine) for _ in range(2)]
+        load = engine.load()
+        assert (load.running, load.queued) == (4, 0)
+        options = GenerateOptions(max_tokens=3)
+        generations.append(await engine.generate(GenerationRequest(prompt=PROMPT, options=options)))
+        with pytest.raises(OverloadedError, match="the queue"):
+            await engine.generate(GenerationRequest(prompt=PROMPT, options=options))
+        for generation in generations:
+            generation.abort(AbortReason.REQUESTED)
+
+
 async def test_a_replaced_model_leaves_its_room_to_the_next(changing, tmp_path):
     async with started(changing, tmp_path, prefix_cache_bytes=None) as engine:
         info = await engine.load_model("")

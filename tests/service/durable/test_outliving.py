@@ -193,6 +193,7 @@ async def test_a_call_on_its_way_in_when_draining_begins_neither_begins_nor_goes
         late = asyncio.ensure_future(read_all(Life(serving, words).ask()))
         await tokenizing.wait()
         serving.live.drain()
+        words.allow()
         tokenized.set()
         _, error = await late
         assert error is not None
