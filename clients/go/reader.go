@@ -78,7 +78,6 @@ func (r *reader) open() (eventSource, error) {
 	if started == nil {
 		return r.stream.open(r.ctx)
 	}
-	r.place = r.characters
 	if sequence == 0 {
 		r.place = 0
 	}
@@ -125,7 +124,8 @@ func (r *reader) mayResume(err error) bool {
 		return false
 	}
 	failure := asError(errorOf(err))
-	if failure.Reason == "RESUME_POINT_GONE" && r.stream.Sequence() > 0 && r.stream.whole {
+	isLost := failure.Reason == "RESUME_POINT_GONE" || failure.Reason == "CHECKPOINT_DAMAGED"
+	if isLost && r.stream.Sequence() > 0 && r.stream.whole {
 		r.stream.read(0) // the server has lost the end of its log, and says everything again
 		return true
 	}

@@ -2,11 +2,13 @@
 
 What a killed process has written is whole but for the last record at most: the rest is cut when the file is opened
 again. Nothing is synced, so a machine that loses power may lose the newest records too. Damage anywhere ends the file
-there: what stands before it can be trusted, what follows is dropped. Knows nothing of what records hold. Units: bytes.
+there: what stands before it can be trusted, what follows is dropped. A file that lacks records which its writer could
+not write ends in the middle of one, so that it shows. Knows nothing of what records hold. Units: bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -40,6 +42,7 @@ class RecordKind(enum.IntEnum):
     MARK = 4
     FINISHED = 5
     DELIVERED = 6
+    MACHINE = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +55,16 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContent:
-    """The trustworthy beginning of a file: its records, where it ends, and whether anything follows it."""
+    """The trustworthy beginning of a file: its records, where it ends, and whether anything follows it.
+
+    `is_damaged` when what follows is more than the beginning of a record, or room that was never written.
+    """
 
     records: tuple[Record, ...]
     good_bytes: int
     checksum: int
     is_whole: bool
+    is_damaged: bool
 
 
 def read_log_file(path: Path) -> LogContent:
@@ -78,7 +85,13 @@ def read_log_file(path: Path) -> LogContent:
         for record, end, checksum_there in _records(content, at, checksum):
             records.append(record)
             at, checksum = end, checksum_there
-    return LogContent(records=tuple(records), good_bytes=at, checksum=checksum, is_whole=at == len(content))
+    return LogContent(
+        records=tuple(records),
+        good_bytes=at,
+        checksum=checksum,
+        is_whole=at == len(content),
+        is_damaged=not _is_cut(content[at:]),
+    )
 
 
 class LogFile:
@@ -87,15 +100,20 @@ class LogFile:
     def __init__(self, path: Path, after: LogContent | None = None) -> None:
         """Begin a new file, or append to the one whose content is `after`, once the rest of it is cut off.
 
+        Where something is cut off the file stays cut, by a byte, until the next record is there.
+
         Raises:
             OSError: the file cannot be opened.
         """
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._name = path.name
         self._unwritten = bytearray()
         self._failed = False
         self._descriptor: int | None = os.open(path, flags, 0o600)
         self._written_bytes = 0 if after is None else after.good_bytes
+        self._record_ends = {self._written_bytes}
+        if after is not None and not after.is_whole:
+            self._show_lack()
         os.ftruncate(self._descriptor, self._written_bytes)
         if self._written_bytes:
             self._checksum = 0 if after is None else after.checksum
@@ -110,7 +128,13 @@ class LogFile:
             return
         frame, self._checksum = _framed(kind, payload, self._checksum)
         self._unwritten += frame
+        self._record_ends.add(self._written_bytes + len(self._unwritten))
         self._write()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file holds all records."""
+        return self._descriptor is not None and not self._unwritten
 
     def close(self) -> None:
         """Let go of the file. Idempotent; what could not be written is lost."""
@@ -127,13 +151,26 @@ class LogFile:
                 written = os.write(self._descriptor, self._unwritten)
                 del self._unwritten[:written]
                 self._written_bytes += written
+            self._record_ends = {self._written_bytes}
         except OSError as error:
+            self._show_lack()
             if not self._failed:
                 self._failed = True
                 logger.warning("%s cannot be written (%s): what it lacks cannot be resumed", self._name, error.strerror)
         if len(self._unwritten) > MAX_UNWRITTEN_BYTES or self._written_bytes > MAX_LOG_BYTES:
             logger.warning("%s is written no further: it has no room", self._name)
+            self._show_lack()
             self.close()
+
+    def _show_lack(self) -> None:
+        """Take the last byte back if the file ends with a whole record: it looked as if nothing were missing."""
+        if self._descriptor is None or not self._written_bytes or self._written_bytes not in self._record_ends:
+            return
+        with contextlib.suppress(OSError):
+            last = os.pread(self._descriptor, 1, self._written_bytes - 1)
+            os.ftruncate(self._descriptor, self._written_bytes - 1)
+            self._written_bytes -= 1
+            self._unwritten[:0] = last
 
 
 def _framed(kind: RecordKind, payload: bytes, checksum: int) -> tuple[bytes, int]:
@@ -144,6 +181,14 @@ def _framed(kind: RecordKind, payload: bytes, checksum: int) -> tuple[bytes, int
 
 def _chained(kind: int, payload: bytes | memoryview, checksum: int) -> int:
     return zlib.crc32(payload, zlib.crc32(struct.pack("<IB", len(payload), kind), checksum))
+
+
+def _is_cut(rest: bytes) -> bool:
+    """Whether `rest`, which is no record, is what is left of one whose end was never written: cut short, or zeros."""
+    if len(rest) < _FRAME.size or not any(rest):
+        return True
+    length, _, kind = _FRAME.unpack_from(rest)
+    return (kind in set(RecordKind) and _FRAME.size + length > len(rest)) or not any(rest[-_FRAME.size :])
 
 
 def _records(content: bytes, at: int, checksum: int) -> Iterator[tuple[Record, int, int]]:

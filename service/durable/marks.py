@@ -1,6 +1,7 @@
 """Which part of a generation its caller has had with each numbered message. Pure.
 
-A number keeps its position for ever, so that whoever has had a message can name it, whenever and from wherever.
+A number keeps its position for ever, so that whoever has had a message can name it, whenever and from wherever. Once
+numbers may have been lost that somebody has had, no later one can be known: it would be theirs too.
 Units: tokens and characters, from the start of the completion.
 """
 
@@ -28,6 +29,16 @@ class Marks:
         self._firsts = [0]
         self._positions = [START]
         self._last = 0
+        self._are_closed = False
+
+    @property
+    def are_closed(self) -> bool:
+        """Whether no more numbers are known, whatever is sent."""
+        return self._are_closed
+
+    def close(self) -> None:
+        """Numbers beyond the newest may have been lost: none of them is known from now on."""
+        self._are_closed = True
 
     @property
     def last(self) -> int:
@@ -35,7 +46,9 @@ class Marks:
         return self._last
 
     def add(self, position: Position) -> None:
-        """Give the next message its number."""
+        """Give the next message its number; without effect once they are closed."""
+        if self._are_closed:
+            return
         self._last += 1
         if self._positions[-1] != position:
             self._firsts.append(self._last)

@@ -7,6 +7,7 @@ handed to a caller was written to the file before, so a caller never knows of a 
 from __future__ import annotations
 
 import asyncio
+import enum
 import struct
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from mlxstream.v1 import event_pb2
 from service.durable.decode import decode_finished, decode_tokens
 from service.durable.header import LogHeader
 from service.durable.log_file import BEGINNING, LogFile, RecordKind, read_log_file
+from service.durable.machine import running_machine
 from service.durable.marks import Marks, Position
 from service.encode import encode_chunk, encode_finished
 
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "tokens.log"
 _MARK: Final = struct.Struct("<QQ")
+
+
+class _Loss(enum.IntEnum):
+    """What a log has lost by the time it is written on; the numbers are part of the format."""
+
+    NONE = 0
+    CUT = 1
+    DAMAGED = 2
 
 
 class TokenLog:
@@ -43,6 +53,8 @@ class TokenLog:
         self.ending: GenerationFinished | None = None
         self.was_delivered = False
         self.is_whole = True
+        self._machine = b""
+        self._is_damaged = False
         self.listeners: set[asyncio.Event] = set()
         self._pieces: list[str] = []
         self._piece_ends: list[int] = []
@@ -63,12 +75,15 @@ class TokenLog:
         """Where the caller stands who has had every message up to this number.
 
         Raises:
-            CheckpointDamagedError: it is not in the log, which has lost its end.
-            ResumePointGoneError: no message of that number was sent.
+            CheckpointDamagedError: it is not in the log, which was damaged there.
+            ResumePointGoneError: no message of that number was sent, or the log has lost its end.
         """
         position = self.marks.find(sequence)
-        if position is None and not self.is_whole:
+        if position is None and self._is_damaged:
             raise CheckpointDamagedError(self.header.generation_id, FILE_NAME)
+        if position is None and self.marks.are_closed:
+            detail = f"its log has lost what came after message {self.marks.last}: read it from an earlier one"
+            raise ResumePointGoneError(self.header.generation_id, detail)
         if position is None:
             detail = f"its messages are numbered up to {self.marks.last}, not {sequence}"
             raise ResumePointGoneError(self.header.generation_id, detail)
@@ -90,6 +105,7 @@ class TokenLog:
         """
         self._file = LogFile(folder / FILE_NAME)
         self._append(RecordKind.HEADER, self.header.encode())
+        self._append(RecordKind.MACHINE, _Loss.NONE.to_bytes() + running_machine())
 
     def close_file(self) -> None:
         """Let go of the file. Idempotent."""
@@ -145,7 +161,7 @@ class TokenLog:
 
     def mark(self, sequence: int, position: Position) -> None:
         """The message of this number, which is about to be sent, leads to `position`, unless it was sent before."""
-        if sequence > self.marks.last:
+        if sequence > self.marks.last and not self.marks.are_closed:
             self.marks.add(position)
             self._append(RecordKind.MARK, _MARK.pack(*position))
 
@@ -186,6 +202,8 @@ class TokenLog:
                 self._take(decode_tokens(chunk.tokens), chunk.text)
             case RecordKind.MARK if len(record.payload) == _MARK.size:
                 self.marks.add(Position(*_MARK.unpack(record.payload)))
+            case RecordKind.MACHINE:
+                self._take_loss(_Loss(record.payload[0]), record.payload[1:])
             case RecordKind.FINISHED:
                 self.ending = decode_finished(event_pb2.Finished.FromString(record.payload))
             case RecordKind.DELIVERED:
@@ -194,13 +212,26 @@ class TokenLog:
                 raise ValueError("a second header, or half a mark")
 
     def continue_file(self, path: Path, content: LogContent) -> None:
-        """Write on after `content`, which has been replayed.
+        """Write on after `content`, which has been replayed, and remember if it may have lost its end.
+
+        A whole file has, too, if the machine that has written it was started again since: nothing is synced.
 
         Raises:
             OSError: the file cannot be opened.
         """
         self.is_whole = content.is_whole
         self._file = LogFile(path, after=content)
+        machine = running_machine()
+        if not content.is_whole or machine != self._machine:
+            loss = _Loss.DAMAGED if content.is_damaged else _Loss.CUT
+            self._take_loss(loss, machine)
+            self._append(RecordKind.MACHINE, loss.to_bytes() + machine)
+
+    def _take_loss(self, loss: _Loss, machine: bytes) -> None:
+        self._machine = machine
+        self._is_damaged = self._is_damaged or loss is _Loss.DAMAGED
+        if loss is not _Loss.NONE:
+            self.marks.close()
 
 
 def was_begun_at(folder: Path) -> bool:

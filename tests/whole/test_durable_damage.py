@@ -65,7 +65,7 @@ def grown(content):
 HARM = {"truncated": truncated, "flipped": flipped, "zeroed": zeroed, "grown": grown}
 
 
-async def goes_on_or_tells(client, seen, expected, reasons=("CHECKPOINT_DAMAGED",)):
+async def goes_on_or_tells(client, seen, expected, reasons=("CHECKPOINT_DAMAGED", "RESUME_POINT_GONE")):
     """Resume where the caller stands; returns whether it went on, which must be exactly."""
     try:
         rest = await read(client.resume(seen.generation_id, after_sequence=seen.sequence, durable=False))

@@ -18,6 +18,7 @@ from mlxstream import (
     DataLossError,
     DeadlineExceededError,
     Durability,
+    FailedPreconditionError,
     Interruption,
     InvalidRequestError,
     NotFoundError,
@@ -219,7 +220,7 @@ async def test_every_way_in_which_a_server_goes_away_is_survived(server: Server,
 @pytest.mark.parametrize(
     ("failure", "kind"),
     [
-        (Failure(4, grpc.StatusCode.DATA_LOSS, "CHECKPOINT_DAMAGED"), DataLossError),
+        (Failure(4, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_MISMATCH"), FailedPreconditionError),
         (Failure(4, grpc.StatusCode.NOT_FOUND, "NOT_FOUND"), NotFoundError),
         (Failure(4, grpc.StatusCode.INTERNAL, "GENERATION_FAILED", told=True), ServerError),
         (Failure(4, grpc.StatusCode.RESOURCE_EXHAUSTED, "INSUFFICIENT_MEMORY"), OverloadedError),
@@ -243,12 +244,36 @@ async def test_a_request_that_is_lost_before_it_began_is_sent_again_under_its_na
     assert server[0].resumes == []
 
 
-async def test_a_server_that_has_lost_the_end_of_its_log_is_asked_for_everything_again(server: Server) -> None:
+LOST_POINTS = [
+    Failure(0, grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE"),
+    Failure(0, grpc.StatusCode.DATA_LOSS, "CHECKPOINT_DAMAGED"),
+]
+
+
+@pytest.mark.parametrize("lost", LOST_POINTS)
+async def test_a_server_that_has_lost_the_end_of_its_log_is_asked_for_everything_again(
+    server: Server, lost: Failure
+) -> None:
     server[0].tokens_per_message = 3
-    server[0].failures = [Failure(5), Failure(0, grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE"), None]
+    server[0].failures = [Failure(5), lost, None]
     seen = await watch(server)
     assert_whole(seen)
     assert [resume.after_sequence for resume in server[0].resumes] == [5, 0]
+
+
+async def test_a_loss_while_everything_is_said_again_costs_nothing_either(server: Server) -> None:
+    server[0].tokens_per_message = 3
+    server[0].failures = [Failure(6), LOST_POINTS[0], Failure(3), None]
+    seen = await watch(server)
+    assert_whole(seen)
+    assert [resume.after_sequence for resume in server[0].resumes] == [6, 0, 3]
+
+
+async def test_nothing_helps_where_everything_is_lost(server: Server) -> None:
+    server[0].failures = [Failure(4), LOST_POINTS[1], LOST_POINTS[1]]
+    seen = await watch(server)
+    assert isinstance(seen.error, DataLossError)
+    assert [resume.after_sequence for resume in server[0].resumes] == [4, 0]
 
 
 async def test_a_point_that_the_caller_has_named_is_not_replaced_by_another(server: Server) -> None:

@@ -133,13 +133,16 @@ def test_a_full_disk_is_told_of_once_and_what_waits_is_written_when_there_is_roo
 def test_a_log_that_finds_no_room_for_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = LogFile(tmp_path / "tokens.log")
     file.append(RecordKind.HEADER, b"{}")
+    file.append(RecordKind.TOKENS, b"early")
     monkeypatch.setattr(log_file, "MAX_UNWRITTEN_BYTES", 100)
     monkeypatch.setattr(log_file.os, "write", refuse)
     for _ in range(20):
         file.append(RecordKind.TOKENS, b"x" * 30)
     monkeypatch.undo()
     file.append(RecordKind.TOKENS, b"late")
-    assert list(read_log_file(tmp_path / "tokens.log").records) == [Record(RecordKind.HEADER, b"{}")]
+    content = read_log_file(tmp_path / "tokens.log")
+    assert list(content.records) == [Record(RecordKind.HEADER, b"{}")]
+    assert not content.is_whole  # so that it shows that something is missing
 
 
 def refuse(descriptor: int, data: bytes) -> int:

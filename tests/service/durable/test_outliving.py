@@ -138,21 +138,32 @@ async def test_what_was_made_with_another_model_is_refused_with_the_names(store:
     assert not store.held
 
 
-async def test_a_damaged_log_is_data_loss_where_its_end_is_needed_and_none_where_it_is_not(store: FakeStore) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_log_without_its_end_is_told_where_the_end_is_needed_and_goes_on_where_it_is_not(
+    store: FakeStore, is_damaged: bool
+) -> None:
     words = Words()
     async with serve(engine_of(store, words)) as serving:
         generation_id, before = await left_after(Life(serving, words), 5)
     log = store.root / generation_id / "tokens.log"
-    log.write_bytes(log.read_bytes()[:-1])
+    content = log.read_bytes()
+    log.write_bytes(content[:-1] + (bytes([content[-1] ^ 1]) if is_damaged else b""))
+    expected = ("DATA_LOSS", "CHECKPOINT_DAMAGED") if is_damaged else ("OUT_OF_RANGE", "RESUME_POINT_GONE")
     async with serve(engine_of(store, words)) as serving:
         life = Life(serving, words)
         words.allow()
-        _, error = await read_all(life.resume(generation_id, before[-1].sequence))
-        assert error is not None
-        assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "CHECKPOINT_DAMAGED")
+
+        async def assert_the_end_is_lost() -> None:
+            _, error = await read_all(life.resume(generation_id, before[-1].sequence))
+            assert error is not None
+            assert (error.code().name, reason_of(error)) == expected
+
+        await assert_the_end_is_lost()
+        await assert_the_end_is_lost()
         rest, error = await read_all(life.resume(generation_id, before[-2].sequence))
         assert error is None
         assert words_of([*before[:-1], *rest]) == list(range(len(WORDS)))
+        await assert_the_end_is_lost()  # whatever was sent under its number meanwhile
 
 
 async def test_without_a_disk_it_survives_a_lost_connection_all_the_same(life: Life, store: FakeStore) -> None:

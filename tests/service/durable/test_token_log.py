@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from engine.contracts.errors import CheckpointDamagedError, GenerationAborted, ResumePointGoneError
 from engine.contracts.events import TokensGenerated
 from engine.contracts.results import AbortReason, FinishReason, GeneratedToken
+from service.durable import token_log
 from service.durable.header import LogHeader
 from service.durable.marks import Position
 from service.durable.token_log import FILE_NAME, TokenLog, open_log, was_begun_at
@@ -109,8 +111,51 @@ def test_a_point_that_was_never_sent_is_told_from_one_that_was_lost(log: TokenLo
     log.close_file()
     file = tmp_path / FILE_NAME
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointDamagedError):
+    with pytest.raises(ResumePointGoneError, match="has lost what came after message 0"):
         open_log(tmp_path, GENERATION_ID).position_after(1)
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [
+        (lambda content: content[:-1], ResumePointGoneError),
+        (lambda content: content[:-20] + bytes(4096), ResumePointGoneError),
+        (flipped, CheckpointDamagedError),
+    ],
+)
+def test_numbers_that_a_log_has_lost_never_come_to_mean_something_else(
+    log: TokenLog, tmp_path: Path, harm: Callable[[bytes], bytes], error: type[Exception]
+) -> None:
+    for number in range(1, 4):
+        log.add(said(number - 1, "a"))
+        log.mark(number, Position(number, number))
+    log.close_file()
+    file = tmp_path / FILE_NAME
+    file.write_bytes(harm(file.read_bytes()))
+    for _ in range(3):  # in this life and in all that follow
+        again = open_log(tmp_path, GENERATION_ID)
+        again.mark(3, Position(1, 1))
+        assert again.position_after(2) == (2, 2)
+        with pytest.raises(error):
+            again.position_after(3)
+        again.close_file()
+
+
+def test_a_whole_log_may_have_lost_its_end_with_the_power_of_its_machine(
+    log: TokenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.mark(1, Position(0, 0))
+    log.close_file()
+    monkeypatch.setattr(token_log, "running_machine", lambda: b"started again")
+    again = open_log(tmp_path, GENERATION_ID)
+    again.mark(2, Position(0, 0))
+    assert again.position_after(1) == (0, 0)
+    with pytest.raises(ResumePointGoneError):
+        again.position_after(2)
 
 
 @pytest.mark.parametrize("harm", ["absent", "empty", "zeroed", "another generation's", "header cut", "text"])

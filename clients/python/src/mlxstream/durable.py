@@ -30,6 +30,8 @@ from mlxstream.v1.generation_pb2 import GenerateResponse
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
+# What the server says of a point that its log has lost; what lies before it is whole.
+LOST_POINT_REASONS = ("RESUME_POINT_GONE", "CHECKPOINT_DAMAGED")
 # What a lost connection can look like where gRPC does not say that the server is unavailable.
 TRANSPORT_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -176,7 +178,8 @@ class DurableReader:
     def _open(self) -> Call:
         if not self._generation_id:
             return self._calls.begin(self._seconds_left())
-        self._place = self._characters if self._sequence else 0
+        if self._sequence == self._first_sequence:
+            self._place = 0
         return self._calls.resume(self._generation_id, self._sequence, self._seconds_left())
 
     def _news(self, response: GenerateResponse) -> GenerateResponse | None:
@@ -248,8 +251,8 @@ class DurableReader:
             self._deadline is not None and at > self._deadline
         ):
             return False
-        if error.reason == "RESUME_POINT_GONE" and self._sequence and not self._first_sequence:
-            self._sequence = 0  # the server has lost the end of its log, and will say everything again
+        if error.reason in LOST_POINT_REASONS and self._sequence != self._first_sequence:
+            self._sequence = self._first_sequence  # the log has lost its end: everything is said again, and skipped
             return True
         if self.started is None and error.reason == LocalReason.UNREACHABLE:
             return at <= self._lost_at + self._durability.first_patience_seconds
