@@ -14,7 +14,8 @@ from engine.contracts.events import TokensGenerated
 if TYPE_CHECKING:
     from engine.contracts.results import GeneratedToken
 
-# Keeps what piled up for a slow reader within the 4 MiB that clients receive by default, log-probabilities included.
+# Keeps what piled up for a slow reader within the 4 MiB that clients receive by default, log-probabilities included,
+# and so far below the 64 MiB that our own clients receive.
 MESSAGE_TOKENS_LIMIT: Final = 1024
 
 

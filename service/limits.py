@@ -39,6 +39,11 @@ class RequestLimits:
     max_stop_sequences: int = MAX_STOP_SEQUENCES
     max_constraint_bytes: int = MAX_CONSTRAINT_BYTES
 
+    @property
+    def max_answer_bytes(self) -> int:
+        """Largest whole answer. A bound on requests does not lower it below what every client of ours receives."""
+        return max(MAX_MESSAGE_BYTES, self.max_message_bytes)
+
     def check_options(self, options: options_pb2.GenerateOptions) -> None:
         """Refuse options that are too large, before anything is made of them.
 

@@ -52,7 +52,7 @@ def build_server(
     reports = LoadReports(engine, telemetry.meter, health)
     handling = GenerationHandlers(engine, live, offer.access, offer.limits, durable, telemetry.metrics)
     generation = handling.by_name()
-    gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_message_bytes)
+    gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_answer_bytes)
     streams, refused = Streams(offer.limits), telemetry.metrics.refused
     applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)
     operators, everybody = gate(permission=Permission.ADMIN), gate(permission=None)

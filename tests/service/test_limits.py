@@ -16,7 +16,7 @@ from service.access import Access
 from service.limits import RequestLimits
 from service.offer import Offer
 from service.tokens import followed_tokens
-from tests.service.fake_engine import FakeEngine, never_end
+from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import Serving, details_of, read_all, reason_of, serve, text_request, violated_fields
 
 CODE = grpc.StatusCode
@@ -85,7 +85,8 @@ async def test_a_message_over_the_bound_is_refused_with_both_numbers_and_never_r
         assert parsed == []
 
 
-async def test_an_answer_over_the_bound_is_refused_with_both_numbers() -> None:
+async def test_an_answer_over_the_bound_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.limits.MAX_MESSAGE_BYTES", 1024)
     async with serve(FakeEngine(), Offer(limits=RequestLimits(max_message_bytes=1024))) as running:
         with pytest.raises(grpc.aio.AioRpcError) as failure:
             await running.models.Detokenize(model_pb2.DetokenizeRequest(ids=[50] * 500))
@@ -94,6 +95,23 @@ async def test_an_answer_over_the_bound_is_refused_with_both_numbers() -> None:
         told = dict(details_of(failure.value)[error_details_pb2.ErrorInfo].metadata)
         assert told["limit_bytes"] == "1024"
         assert int(told["message_bytes"]) > 1024
+
+
+async def test_a_small_bound_on_requests_cuts_no_stream_and_no_answer() -> None:
+    async def much_text(generation: FakeGeneration) -> None:
+        generation.start()
+        generation.say("x" * 5000)
+        generation.end()
+
+    engine = FakeEngine()
+    engine.script = much_text
+    async with serve(engine, Offer(limits=RequestLimits(max_message_bytes=1024))) as running:
+        responses, error = await read_all(running.generation.Generate(text_request()))
+        assert error is None
+        assert max(response.ByteSize() for response in responses) > 4096
+        assert responses[-1].WhichOneof("event") == "finished"
+        answer = await running.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
+        assert len(answer.text) >= 5000
 
 
 @pytest.mark.parametrize(("value_bytes", "fits"), [(1000, True), (3000, False)])
