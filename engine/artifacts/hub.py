@@ -117,7 +117,8 @@ def _refusal(repository: str, revision: str | None, cause: BaseException | None)
         return MissingArtifactError(repository, "is gated: accept its terms on its page, then `hf auth login`")
     if isinstance(cause, RepositoryNotFoundError | RevisionNotFoundError):
         return NotFoundError("model", f"{repository}@{revision}" if revision else repository)
-    _log.warning("the hub's client gave up on %s: %s: %s", repository, type(cause).__name__, cause)
+    # Its text may quote folders of this machine.
+    _log.warning("the hub's client gave up on %s: %s", repository, type(cause).__name__)
     return MissingArtifactError(repository, "could not be fetched: the hub cannot be reached, or broke off")
 
 

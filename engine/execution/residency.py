@@ -95,7 +95,7 @@ class Residency:
     async def load(self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress) -> Resident:
         """Bring a model in and let it take the place of the one before; returns it once it is warm.
 
-        Cancelling ends the load. Rows of the model before keep running meanwhile, a step between any two tensors.
+        Cancelling ends the load; what a hub still brings then is ignored. Rows of the model before keep running meanwhile, a step between any two tensors.
 
         Args:
             reference: an alias, a repository, or the name of the model that the engine was started with.
@@ -105,11 +105,12 @@ class Residency:
             OverloadedError: another change is at work.
             EngineError: the model cannot be loaded; what was resident still is.
         """
-        abandoned = threading.Event()
+        abandoned, left = threading.Event(), asyncio.Event()
         try:
-            return await self._alone(lambda: self._load(reference, progress, abandoned))
+            return await self._alone(lambda: self._load(reference, progress, abandoned, left))
         except asyncio.CancelledError:
             abandoned.set()
+            left.set()
             raise
 
     async def unload(self, name: str, end_rows: Callable[[int], int]) -> UnloadReport:
@@ -174,17 +175,22 @@ class Residency:
         return await asyncio.shield(asyncio.wrap_future(self._running_thread().call(work, is_due)))
 
     async def _load(
-        self, reference: str, progress: Callable[[LoadProgress], None], abandoned: threading.Event
+        self,
+        reference: str,
+        progress: Callable[[LoadProgress], None],
+        abandoned: threading.Event,
+        left: asyncio.Event,
     ) -> Resident:
         settings, paths = self._settings_for(reference)
 
         def told(one: LoadProgress) -> None:
-            self._dispatcher.call(progress, one)
+            if not abandoned.is_set():
+                self._dispatcher.call(progress, one)
 
         pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-load")
         try:
             files = pool.submit(find_files, settings, progress=told, paths=paths)
-            await asyncio.wrap_future(files)
+            await _unless_left(asyncio.wrap_future(files), left)
             text = pool.submit(open_text, files)
             resident = await self._errand(lambda: self._bring_in(settings, files, text, told, abandoned))
         finally:
@@ -308,3 +314,19 @@ class Residency:
         """Serve the resident model with `adapters`. It may have got more room since the change began."""
         resident = self.require("")
         self.current = replace(resident, info=replace(resident.info, adapters=adapters))
+
+
+async def _unless_left(found: asyncio.Future[ModelFiles], left: asyncio.Event) -> None:
+    """Wait until files are found, and no longer than their caller: a hub that does not answer holds nobody up.
+
+    Raises:
+        CancelledError: the caller has left; the thread that fetches ends by itself.
+        EngineError: no files could be found.
+    """
+    leaving = asyncio.ensure_future(left.wait())
+    await asyncio.wait({found, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    if not found.done():
+        found.cancel()
+        raise asyncio.CancelledError
+    found.result()

@@ -78,5 +78,16 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line_and_one_in_the_log(cache
     assert [record.name for record in caplog.records] == ["engine.artifacts.hub"]
 
 
+def test_the_log_names_what_stopped_a_fetch_and_none_of_its_words(cache, caplog, monkeypatch):
+    def refused(*_arguments, **_options):
+        raise PermissionError(13, "denied", "/srv/models/hub")
+
+    monkeypatch.setattr(hub, "snapshot_download", refused)
+    with pytest.raises(MissingArtifactError) as failure:
+        hub.download_snapshot(REPOSITORY, None, no_progress)
+    assert "PermissionError" in caplog.text
+    assert "/srv" not in caplog.text + str(failure.value)
+
+
 def test_an_empty_cache_lists_nothing(cache):
     assert hub.cached_repositories() == {}

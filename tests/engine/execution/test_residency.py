@@ -9,7 +9,7 @@ import pytest
 
 from engine.contracts.errors import ArtifactError, GenerationAborted, NotFoundError, OverloadedError, UnavailableError
 from engine.contracts.events import GenerationRequest
-from engine.contracts.load import GenerationPhase, LoadPhase
+from engine.contracts.load import GenerationPhase, LoadPhase, LoadProgress
 from engine.contracts.option_groups import CacheOptions
 from engine.contracts.options import GenerateOptions
 from engine.contracts.results import AbortReason, FinishReason
@@ -183,6 +183,37 @@ async def test_a_load_whose_caller_leaves_ends_and_changes_nothing(changing, tmp
         await until(lambda: engine._residency._change.done())
         assert engine.model is before
         assert len(engine._thread._batches) == 1
+
+
+async def test_a_fetch_whose_caller_leaves_gives_its_place_back_and_what_it_brings_is_ignored(
+    changing, tmp_path, monkeypatch
+):
+    fetching, go_on, real = threading.Event(), threading.Event(), residency.find_files
+
+    def slow(*arguments, progress, **named):
+        fetching.set()
+        assert go_on.wait(30)
+        files = real(*arguments, progress=progress, **named)
+        progress(LoadProgress(phase=LoadPhase.FETCHING))
+        return files
+
+    async with started(changing, tmp_path) as engine:
+        monkeypatch.setattr(residency, "find_files", slow)
+        told = []
+        load = asyncio.create_task(engine.load_model("", told.append))
+        await asyncio.to_thread(fetching.wait, 10)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        monkeypatch.setattr(residency, "find_files", real)
+        await until(lambda: engine._residency._change.done())
+        await engine.load_model("")
+        assert not go_on.is_set()
+        loaded = engine.model
+        go_on.set()
+        await until(lambda: not [one for one in threading.enumerate() if one.name.startswith("mlx-stream-load")])
+        assert engine.model is loaded
+        assert told == []
 
 
 async def test_unloading_ends_generations_as_aborted_and_another_load_serves_again(changing, tmp_path):
