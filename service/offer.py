@@ -53,7 +53,7 @@ class Offer:
             ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
             ("grpc.max_concurrent_streams", limits.max_streams + SPARE_STREAMS),
             ("grpc.max_receive_message_length", limits.max_message_bytes),
-            ("grpc.max_send_message_length", -1),  # streams are cut by tokens; whole answers: `max_answer_bytes`
+            ("grpc.max_send_message_length", -1),  # chunks are cut by tokens; for answers: max_answer_bytes
             ("grpc.max_metadata_size", limits.max_metadata_bytes),
             ("grpc.absolute_max_metadata_size", limits.max_metadata_bytes),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -95,7 +95,8 @@ class Residency:
     async def load(self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress) -> Resident:
         """Bring a model in and let it take the place of the one before; returns it once it is warm.
 
-        Cancelling ends the load; what a hub still brings then is ignored. Rows of the model before keep running meanwhile, a step between any two tensors.
+        Cancelling ends the load; what a hub still brings then is ignored. Rows of the model before keep running
+        meanwhile, a step between any two tensors.
 
         Args:
             reference: an alias, a repository, or the name of the model that the engine was started with.
@@ -324,7 +325,8 @@ async def _unless_left(found: asyncio.Future[ModelFiles], left: asyncio.Event) -
         EngineError: no files could be found.
     """
     leaving = asyncio.ensure_future(left.wait())
-    await asyncio.wait({found, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    waited: tuple[asyncio.Future[Any], ...] = (found, leaving)
+    await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     leaving.cancel()
     if not found.done():
         found.cancel()
