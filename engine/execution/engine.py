@@ -263,12 +263,16 @@ class Engine:
         Raises:
             EngineError: see the tree; nothing of the request remains.
         """
+        self._resolve_model(request.model)
+        self._refuse_duplicate(request.caller, request.request_id)
         acceptance = await self._checked(accept, request)
         require_open()
         return self.begin(request, acceptance)
 
     async def prepare(self, request: GenerationRequest) -> DurableAcceptance:
         """Tokenize and check a request for a durable generation; nothing is held for it yet.
+
+        A `request_id` in use is refused by `begin` alone: this may be the very request of the generation that has it.
 
         Raises:
             EngineError: see the tree.
@@ -282,7 +286,6 @@ class Engine:
         submitted_at = time.perf_counter()
         while True:
             resident = self._resolve_model(request.model)
-            self._refuse_duplicate(request.caller, request.request_id)
             acceptance = await self._text_work.run(check, resident, request, submitted_at)
             if self._ready() is resident:
                 return acceptance  # else the model or its adapters have changed meanwhile

@@ -17,7 +17,6 @@ from engine.contracts.events import GenerationFinished, GenerationStarted, Prefi
 from engine.contracts.results import FinishReason
 from service.durable.reader import LogReader
 from service.encode import encode_started
-from service.errors import TakenOverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,49 +40,51 @@ class Attachment:
         delivery: Delivery,
         after_sequence: int,
     ) -> None:
-        """Made by `DurableGeneration.attach`, in the task of the call."""
+        """Made by `DurableGeneration.attach`."""
         self.after_sequence = after_sequence
         self.generation = generation
         self.reader = reader
         self.delivery = delivery
         self._base = reader.position
-        self._task = asyncio.current_task()
-        self._is_lost = False
 
     def abort(self, reason: AbortReason) -> None:
-        """End the attempt that is under way, if one is."""
-        self.generation.abort(reason)
+        """End the attempt that is under way, if one is, unless another call reads it by now."""
+        if not self.reader.is_taken:
+            self.generation.abort(reason)
 
     def record(self, sequence: int, tokens: int, characters: int) -> None:
-        """A message of this number is about to be sent; so many tokens and characters of this call lead up to it."""
+        """A message of this number is about to be sent; so many tokens and characters of this call lead up to it.
+
+        Raises:
+            TakenOverError: another call has taken the generation over; the message must not be sent.
+        """
+        self.reader.require_place()
         base = self._base
         position = base._replace(tokens=base.tokens + tokens, characters=base.characters + characters)
         self.generation.log.mark(sequence, position)
 
     def deliver(self) -> None:
-        """Everything was sent, the end too."""
+        """Everything was sent, the end too.
+
+        Raises:
+            TakenOverError: another call has taken the generation over; whether the end arrives is for that one to say.
+        """
+        self.reader.require_place()
         self.generation.log.deliver()
 
     def lose(self) -> None:
-        """Another call reads from now on: end this one wherever it waits."""
-        self._is_lost = True
-        self.reader.close()
-        if self._task is not None:
-            self._task.cancel()
+        """Another call reads from now on: this one ends where it waits for an event, or comes to send a message.
+
+        A message that is being sent is not cut off, since gRPC takes no status before it is through; if its reader has
+        stopped reading, the call ends with its connection, and holds nothing up until then.
+        """
+        self.reader.take_away()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let go of the generation at the end of the block, however it comes.
-
-        Raises:
-            TakenOverError: another call has taken the generation over.
-        """
+        """Let go of the generation at the end of the block, however it comes."""
         try:
             yield
-        except asyncio.CancelledError:
-            if self._is_lost and self._task is not None and self._task.uncancel() == 0:
-                raise TakenOverError(self.generation.generation_id) from None
-            raise
         finally:
             self.reader.close()
             self.generation.detach(self)

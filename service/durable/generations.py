@@ -189,6 +189,10 @@ class DurableGenerations:
         folder = await _beside(store.create, acceptance.generation_id, key, undo=_discard)
         try:
             self._live.require_open()
+            twin = self._joinable(key, call.request.request_id) if call.request.request_id else None
+            if twin is not None:  # the same request, sent twice at once
+                _discard(folder)
+                return twin
             log = _new_log(call, acceptance, folder, key)
             return self._run(call, acceptance, log, folder, None)
         except BaseException:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.contracts.events import GenerationFinished, PrefillProgress, TokensGenerated
 from mlxstream.v1 import event_pb2
 from service.durable.marks import Position
+from service.errors import TakenOverError
 from service.stream import SentBefore
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class LogReader:
         self._last_sent = log.marks.last
         self._resumed_tokens = len(log.tokens) if log.marks.last else 0
         self._changed = asyncio.Event()
+        self.is_taken = False
         self._has_started = False
         self._progress: PrefillProgress | None = None
         log.listeners.add(self._changed)
@@ -43,11 +45,28 @@ class LogReader:
         """Listen no more. Idempotent."""
         self._log.listeners.discard(self._changed)
 
+    def take_away(self) -> None:
+        """Another call reads from now on: whoever waits here is told."""
+        self.close()
+        self.is_taken = True
+        self._changed.set()
+
+    def require_place(self) -> None:
+        """Raise `TakenOverError` if another call reads in the place of this one."""
+        if self.is_taken:
+            raise TakenOverError(self._log.header.generation_id)
+
     async def next_event(self) -> LogEvent:
-        """Wait for the next event: started, then progress and tokens, then the end (again, if asked again)."""
+        """Wait for the next event: started, then progress and tokens, then the end (again, if asked again).
+
+        Raises:
+            TakenOverError: another call has taken the generation over, before or meanwhile.
+        """
+        self.require_place()
         while (event := self._take()) is None:
             self._changed.clear()
             await self._changed.wait()
+            self.require_place()
         return event
 
     def _take(self) -> LogEvent | None:

@@ -401,6 +401,7 @@ class FakeEngine:
         _ = self.model, self.durable_store
         if self.refusal is not None:
             raise self.refusal
+        await asyncio.sleep(0)  # as the real one, which tokenizes beside the loop
         if self.acceptance is not None:
             await self.acceptance()
         generation_id = uuid.uuid4().hex

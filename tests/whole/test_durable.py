@@ -107,6 +107,15 @@ async def test_a_row_that_nobody_reads_goes_on_for_the_grace_period_and_stays_on
         seen.then(more)
 
 
+async def test_the_identical_request_joins_by_its_own_request_id(whole_folder, tmp_path):
+    request = {**asked("greedy", max_tokens=3000), "request_id": "mine"}
+    async with life(whole_folder, tmp_path) as (_, client):
+        first = await read(raw_stream(client, request), 5)
+        again = await read(raw_stream(client, request), 10)
+    assert again.generation_id == first.generation_id
+    assert again.ids[:5] == first.ids[:5]
+
+
 async def test_two_servers_over_one_folder_do_not_run_one_generation_twice(whole_folder, tmp_path):
     request = asked("seeded", max_tokens=3000)
     async with life(whole_folder, tmp_path) as (_, client), life(whole_folder, tmp_path) as (_, other):

@@ -1,11 +1,12 @@
 """Durable generations through the front door: engines that die, and others that go on where they stood."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from engine.contracts.durability import Continuation
-from engine.contracts.errors import InvalidRequestError, UnsupportedOptionError
+from engine.contracts.errors import DuplicateRequestError, InvalidRequestError, UnsupportedOptionError
 from engine.contracts.events import TokensGenerated
 from engine.contracts.results import AbortReason, FinishReason
 from engine.execution.beginning import NOT_KEPT
@@ -158,6 +159,18 @@ async def test_what_cannot_be_durable_is_refused_by_name(start):
         _ = engine.durable_store
     with pytest.raises(InvalidRequestError, match=r"checkpoint_every_tokens: has no meaning unless delivery\.durable"):
         await engine.generate(request(tokens(1, 5)))
+    await engine.stop()
+
+
+async def test_a_request_id_in_use_is_refused_where_a_generation_begins_and_not_where_its_twin_is_looked_for(start):
+    engine = await start()
+    asked = replace(request(tokens(1, 9), max_tokens=40), request_id="mine")
+    first, again = [await engine.prepare(asked) for _ in range(2)]
+    generation = engine.begin(asked, first)
+    assert (await engine.prepare(asked)).checkpoint_key == first.checkpoint_key
+    with pytest.raises(DuplicateRequestError, match="mine"):
+        engine.begin(asked, again)
+    await collect(generation)
     await engine.stop()
 
 

@@ -108,6 +108,16 @@ async def test_a_twin_of_a_generation_that_is_read_is_another_one_unless_it_is_t
         assert words_of(rest) == list(range(2, len(WORDS)))
 
 
+async def test_the_same_request_sent_twice_at_once_is_one_generation(life: Life, store: FakeStore) -> None:
+    life.words.allow()
+    ended = await asyncio.gather(*(read_all(life.ask(request_id="one")) for _ in range(4)))
+    refused = [(error.code(), reason_of(error)) for _, error in ended if error is not None]
+    assert refused == [(grpc.StatusCode.CANCELLED, "TAKEN_OVER")] * 3
+    (whole,) = [responses for responses, error in ended if error is None]
+    assert text_of(whole) == EVERYTHING
+    assert len(life.generations) == len(list(store.root.iterdir())) == 1
+
+
 async def test_whoever_resumes_takes_the_stream_from_a_connection_that_hangs(life: Life) -> None:
     life.words.allow(3)
     hanging = life.ask()
@@ -121,6 +131,32 @@ async def test_whoever_resumes_takes_the_stream_from_a_connection_that_hangs(lif
     _, error = await read_all(hanging)
     assert error is not None
     assert reason_of(error) == "TAKEN_OVER"
+
+
+async def test_every_call_that_is_taken_over_gets_its_status_be_a_message_under_way_or_not(life: Life) -> None:
+    generation_id, _ = await left_after(life, 6)
+    calls = [life.resume(generation_id) for _ in range(30)]
+    reading = asyncio.gather(*map(read_all, calls))
+    await asyncio.sleep(0.05)
+    life.words.allow()
+    async with asyncio.timeout(10):
+        ended = await reading
+    errors = [error for _, error in ended if error is not None]
+    assert [(error.code(), reason_of(error)) for error in errors] == [(grpc.StatusCode.CANCELLED, "TAKEN_OVER")] * 29
+    (whole,) = [responses for responses, error in ended if error is None]
+    assert words_of(whole) == list(range(len(WORDS)))
+
+
+async def test_the_deadline_of_a_call_that_was_taken_over_does_not_end_what_another_one_reads(life: Life) -> None:
+    generation_id, _ = await left_after(life, 2)
+    (generation,) = life.serving.durable.here
+    lost = generation.attach(0)
+    call = life.resume(generation_id)
+    await some(call, 2)
+    lost.abort(AbortReason.DEADLINE)
+    life.words.allow()
+    _, error = await read_all(call)
+    assert error is None
 
 
 async def test_the_last_messages_can_be_had_again_after_the_end(life: Life) -> None:
