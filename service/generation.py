@@ -30,7 +30,7 @@ from service.stream import ResponseStream, SentBefore
 from service.tracing import trace_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from google.protobuf.message import Message
 
@@ -140,12 +140,12 @@ class GenerationHandlers:
         if delivery.durable:
             attachment = await self._attached(request, delivery, context)
             with attachment.held(), deadline.ending(attachment):
-                finished = await collect(attachment.reader, answer, delivery)
+                finished = await collect(attachment.reader, answer, delivery, lambda: accepted(context))
                 attachment.deliver()
         else:
             generation = await self._accept(request, context)
             with freed_on_exit(generation, context), deadline.ending(generation):
-                finished = await collect(generation, answer, delivery)
+                finished = await collect(generation, answer, delivery, lambda: accepted(context))
         partial = delivery.partial_at_deadline and answer.HasField("started")
         error = ending_error(finished, request, partial=partial)
         if error is not None:
@@ -249,8 +249,16 @@ async def relay(generation: Source, stream: ResponseStream) -> GenerationFinishe
             await stream.handle(event)
 
 
+async def accepted(context: Context) -> None:
+    """Tell the caller that its request runs: gRPC's clients repeat no call whose headers have come."""
+    await context.send_initial_metadata(())
+
+
 async def collect(
-    generation: Source, answer: generation_pb2.CompleteResponse, delivery: Delivery
+    generation: Source,
+    answer: generation_pb2.CompleteResponse,
+    delivery: Delivery,
+    when_started: Callable[[], Awaitable[None]],
 ) -> GenerationFinished:
     """Gather all events in `answer` until the end, which is returned."""
     text: list[str] = []
@@ -258,8 +266,10 @@ async def collect(
         match await generation.next_event():
             case GenerationStarted() as started:
                 answer.started.CopyFrom(encode_started(started))
+                await when_started()
             case event_pb2.Started() as started:
                 answer.started.CopyFrom(started)
+                await when_started()
             case (TokensGenerated() as generated) | SentBefore(generated):
                 answer.tokens.extend(encode_tokens(generated.tokens, with_bytes=delivery.include_token_bytes))
                 text.append(generated.text)

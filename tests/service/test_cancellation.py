@@ -163,3 +163,13 @@ async def test_shutdown_ends_streams_as_unavailable_with_their_account(serving: 
     assert reason_of(error) == "UNAVAILABLE"
     assert responses[-1].finished.stats.generated_tokens == 1
     assert responses[-1].finished.error.retryable
+
+
+async def test_a_unary_call_that_is_accepted_says_so_at_once_and_so_is_never_repeated(serving: Serving) -> None:
+    """gRPC's clients repeat a call that breaks before its headers have come: one that runs would run twice."""
+    serving.engine.script = never_end("a")
+    call = serving.generation.Complete(COMPLETE)
+    await asyncio.wait_for(call.initial_metadata(), 5.0)
+    assert not call.done()
+    assert len(serving.engine.generations) == 1
+    call.cancel()
