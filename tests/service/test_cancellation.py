@@ -168,8 +168,13 @@ async def test_shutdown_ends_streams_as_unavailable_with_their_account(serving: 
 async def test_a_unary_call_that_is_accepted_says_so_at_once_and_so_is_never_repeated(serving: Serving) -> None:
     """gRPC's clients repeat a call that breaks before its headers have come: one that runs would run twice."""
     serving.engine.script = never_end("a")
-    call = serving.generation.Complete(COMPLETE)
-    await asyncio.wait_for(call.initial_metadata(), 5.0)
+    # Called as a stream, since a unary call of grpc.aio does not show headers before the answer.
+    call = serving.channel.unary_stream(
+        "/mlxstream.v1.GenerationService/Complete",
+        request_serializer=generation_pb2.CompleteRequest.SerializeToString,
+        response_deserializer=generation_pb2.CompleteResponse.FromString,
+    )(COMPLETE)
+    await asyncio.wait_for(call.initial_metadata(), 10.0)
     assert not call.done()
     assert len(serving.engine.generations) == 1
     call.cancel()
