@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from engine.artifacts.fields import Fields, read_object
 from engine.artifacts.model_files import is_named
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
+from engine.contracts.ranges import FINITE_FLOAT32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,6 +101,8 @@ def _of_peft(config: Fields) -> ScaleRule:
 
 def _strength(fields: Fields, name: str, default: float) -> float:
     value = fields.number(name, default)
+    if value not in FINITE_FLOAT32:
+        raise fields.bad(name, f"must be {FINITE_FLOAT32}")
     if value == 0.0:
         raise fields.bad(name, "must not be 0: the adapter would change nothing")
     return value

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from engine.contracts.errors import FieldViolation
-from engine.contracts.ranges import Range, range_violations
+from engine.contracts.ranges import FINITE_FLOAT32, Range, range_violations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ _COUNT: Final = Range(1, UINT32_MAX)
 _ANY_COUNT: Final = Range(0, UINT32_MAX)
 _NOT_NEGATIVE: Final = Range(0.0, float("inf"))
 _PROBABILITY: Final = Range(0.0, 1.0)
-_FINITE: Final = Range(float("-inf"), float("inf"))
 
 
 def label_violations(label: str | None, path: str) -> list[FieldViolation]:
@@ -37,13 +36,13 @@ def label_violations(label: str | None, path: str) -> list[FieldViolation]:
 class AdapterSelection:
     """One mounted adapter, with an optional scale that replaces its own."""
 
-    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({"scale": _FINITE})
+    RANGES: ClassVar[Mapping[str, Range]] = MappingProxyType({"scale": FINITE_FLOAT32})
 
     id: str
     scale: float | None = None
 
     def violations(self, path: str) -> list[FieldViolation]:
-        """An id is needed; the scale is any finite number."""
+        """An id is needed; the scale is any number that is finite on the device."""
         nameless = [] if self.id else [FieldViolation(f"{path}.id", "must not be empty")]
         return [*nameless, *label_violations(self.id, f"{path}.id"), *range_violations(self.RANGES, self, path)]
 

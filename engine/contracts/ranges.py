@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.contracts.errors import FieldViolation
 
@@ -49,6 +49,11 @@ class Range:
             return None
         finite = not isinstance(value, float) or math.isfinite(value)
         return FieldViolation(path, f"must be {self if finite else 'a finite number'}, got {value!r}")
+
+
+FLOAT32_MAX: Final = (2.0 - 2.0**-23) * 2.0**127
+FINITE_FLOAT32: Final = Range(-FLOAT32_MAX, FLOAT32_MAX)
+"""Numbers that stay finite on the device. Source: IEEE 754, binary32."""
 
 
 def range_violations(ranges: Mapping[str, Range], values: Any, path: str) -> list[FieldViolation]:

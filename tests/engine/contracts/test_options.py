@@ -40,15 +40,20 @@ def violations(**values):
     return [violation.field for violation in caught.value.violations]
 
 
+def beyond(bound, step):
+    """The number a step away, or the next one where a step is too small to count."""
+    return bound + step if bound + step != bound else math.nextafter(bound, math.copysign(math.inf, step))
+
+
 def outside(limits):
     """Numbers that are no finite number of the range, on both sides where there are sides."""
     integral = isinstance(limits.low, int)
     step = 1 if integral else 1e-9
     found = [] if integral else [math.nan, math.inf, -math.inf]
     if math.isfinite(limits.low):
-        found.append(limits.low if limits.above else limits.low - step)
+        found.append(limits.low if limits.above else beyond(limits.low, -step))
     if math.isfinite(limits.high):
-        found.append(limits.high + step)
+        found.append(beyond(limits.high, step))
     return found
 
 
@@ -57,6 +62,12 @@ def test_every_number_outside_its_range_is_refused_by_name(path, limits, name):
     assert len(outside(limits)) >= 2
     for value in outside(limits):
         assert violations(**given(path, value)) == [f"options.{path}"]
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e300])
+def test_a_scale_of_an_adapter_that_is_infinite_on_the_device_is_refused_by_name(scale):
+    selection = AdapterSelection(id="a", scale=scale)
+    assert violations(adapters=(selection,)) == ["options.adapters[0].scale"]
 
 
 def test_every_number_has_a_range():
