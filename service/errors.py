@@ -153,6 +153,7 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.MissingArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.CorruptArtifactError: Rule(status=_CODE.DATA_LOSS, metadata=("file",)),
         contract.UnsupportedArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
+        contract.MismatchedArtifactError: Rule(status=_CODE.FAILED_PRECONDITION, metadata=("file",)),
         contract.GraphContractError: Rule(status=_CODE.INTERNAL, concealed=True),
     }
 )

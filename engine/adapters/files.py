@@ -125,9 +125,9 @@ def _pairs(file: str, tensors: Mapping[str, TensorHeader]) -> tuple[StoredPair, 
     single = [f"{module}.lora_{'b' if half.lower() == 'a' else 'a'}" for module, pair in sorted(halves.items())
               if len(pair) == 1 for half in pair]  # fmt: skip
     if single:
-        raise CorruptArtifactError(file, f"has half a pair: missing are {listed(single)}")
+        raise MissingArtifactError(file, f"has half a pair: missing are {listed(single)}")
     if not halves:
-        raise CorruptArtifactError(file, "holds no LoRA pair")
+        raise MissingArtifactError(file, "holds no LoRA pair")
     return tuple(
         StoredPair(
             module=module,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.artifacts.consistency import listed
-from engine.contracts.errors import CorruptArtifactError
+from engine.contracts.errors import MismatchedArtifactError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -52,8 +52,8 @@ def plan_mount(
     queries and keys, see `PlannedPair`.
 
     Raises:
-        CorruptArtifactError: a pair is of no module of the model, or does not fit it, or none is left to apply; every
-            bad one is named, up to twelve.
+        MismatchedArtifactError: a pair is of no module of the model, or does not fit it, or none is left to apply;
+            every bad one is named, up to twelve.
     """
     planned, skipped, bad = [], [], []
     for pair in files.pairs:
@@ -70,9 +70,9 @@ def plan_mount(
         else:
             bad.append(f"{pair.module} (the model has no such module that takes adapters)")
     if bad:
-        raise CorruptArtifactError(files.weights.name, f"does not fit the model: {listed(bad)}")
+        raise MismatchedArtifactError(files.weights.name, f"does not fit the model: {listed(bad)}")
     if not planned:
-        raise CorruptArtifactError(
+        raise MismatchedArtifactError(
             files.weights.name, f"changes no projection of the model; skipped: {listed(skipped)}"
         )
     return MountPlan(files=files, pairs=tuple(planned), skipped=tuple(skipped))

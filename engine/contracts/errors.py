@@ -24,6 +24,7 @@
     │   ├── MissingArtifactError     a file or a part of one is absent
     │   ├── CorruptArtifactError     a file contradicts itself or is cut
     │   └── UnsupportedArtifactError a well-formed file of a kind that we do not read
+    │       └── MismatchedArtifactError sound, and made for another model
     └── GraphContractError           a graph's declaration and its operations disagree
 
 Messages are written for callers: they name the field, the file (at most with its own folder's name) and the numbers,
@@ -302,6 +303,10 @@ class UnsupportedArtifactError(ArtifactError):
     """A well-formed artifact of a kind, type or architecture that we do not read."""
 
     reason = "ARTIFACT_UNSUPPORTED"
+
+
+class MismatchedArtifactError(UnsupportedArtifactError):
+    """A sound artifact that does not fit the model it is to be used with."""
 
 
 class GraphContractError(EngineError):

@@ -58,6 +58,7 @@ EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
     (contract.MissingArtifactError("a.gguf", "no tensor"), CODE.FAILED_PRECONDITION),
     (contract.CorruptArtifactError("a.gguf", "cut"), CODE.DATA_LOSS),
     (contract.UnsupportedArtifactError("a.gguf", "Q2_K"), CODE.FAILED_PRECONDITION),
+    (contract.MismatchedArtifactError("a/adapters.safetensors", "does not fit"), CODE.FAILED_PRECONDITION),
     (contract.GraphContractError("a secret"), CODE.INTERNAL),
     (MalformedMessageError("mlxstream.v1.GenerateRequest"), CODE.INVALID_ARGUMENT),
     (MessageTooLargeError(message_bytes=100, limit_bytes=64), CODE.RESOURCE_EXHAUSTED),

@@ -1,6 +1,7 @@
 """Operators at work over the wire: models and adapters change under load, draining ends streams, gauges follow."""
 
 import asyncio
+import json
 
 import grpc
 import pytest
@@ -46,16 +47,15 @@ async def test_a_model_is_replaced_while_a_stream_of_the_old_one_runs_to_its_end
     assert await running == wanted
 
 
-@pytest.mark.parametrize("damage", ["weights", "config", "tokenizer"])
-async def test_a_broken_model_is_refused_without_a_path_and_the_old_one_serves(changing, damage):
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+async def test_a_broken_model_is_refused_without_a_path_and_the_old_one_serves(changing, file):
     whole, admin, tmp_path = changing
     wanted = await ids_of(whole, request())
-    file = {"weights": "model.safetensors", "config": "config.json", "tokenizer": "tokenizer.json"}[damage]
     path = tmp_path / "tiny" / file
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest())]
-    assert failure.value.code() in (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.FAILED_PRECONDITION)
+    assert failure.value.code() is grpc.StatusCode.DATA_LOSS
     assert file in (failure.value.details() or "")
     assert str(tmp_path) not in str(failure.value)
     assert await ids_of(whole, request()) == wanted
@@ -90,6 +90,23 @@ async def test_an_adapter_comes_and_goes_and_the_model_tells_of_it(changing):
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await ids_of(whole, request(adapters=[{"id": "x"}]))
     assert failure.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_an_adapter_that_does_not_fit_is_told_from_one_that_is_damaged(changing):
+    _, admin, tmp_path = changing
+    rank = json.loads((tmp_path / "adapters" / "a" / "adapter_config.json").read_text())
+    rank["lora_parameters"]["rank"] += 1
+    (tmp_path / "adapters" / "a" / "adapter_config.json").write_text(json.dumps(rank))
+    assert await refusal_of_mounting(admin) is grpc.StatusCode.FAILED_PRECONDITION
+    (tmp_path / "adapters" / "a" / "adapters.safetensors").write_bytes(b"cut")
+    assert await refusal_of_mounting(admin) is grpc.StatusCode.DATA_LOSS
+
+
+async def refusal_of_mounting(admin):
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await admin.MountAdapter(admin_pb2.MountAdapterRequest(id="x", source="a"))
+    assert "a/adapters.safetensors" in (failure.value.details() or "")
+    return failure.value.code()
 
 
 async def test_draining_with_a_live_stream_refuses_the_next_and_lets_the_first_end(changing):

@@ -13,6 +13,7 @@ from engine.contracts.errors import (
     ArtifactError,
     ConfigurationError,
     CorruptArtifactError,
+    MismatchedArtifactError,
     MissingArtifactError,
     UnsupportedArtifactError,
 )
@@ -108,6 +109,8 @@ def test_the_first_configuration_of_the_list_counts(tmp_path):
         ({"r": 4, "lora_alpha": 0}, "lora_alpha must not be 0"),
         ({"r": 4, "lora_alpha": float("nan")}, "lora_alpha must be a finite number"),
         ({"lora_parameters": {"scale": 0}}, "scale must not be 0"),
+        ({"lora_parameters": {"scale": 1e300}}, r"lora_parameters.scale must be from -3.40282e\+38 to 3.40282e\+38"),
+        ({"r": 4, "lora_alpha": -1e39}, "lora_alpha must be from"),
         ({"lora_parameters": {"scale": "2"}}, "scale must be a finite number"),
         ({"lora_parameters": {"alpha": 16}}, "alpha and no scale"),
         ({"lora_parameters": {"rank": 2}}, "rank 4; the configuration states 2"),
@@ -123,8 +126,8 @@ def test_another_kind_or_a_bad_strength_is_refused_by_name(tmp_path, config, mes
 @pytest.mark.parametrize(
     ("changed", "kind", "message"),
     [
-        (lambda t: t.pop(f"{MODULES[1]}.lora_b"), CorruptArtifactError, f"missing are {MODULES[1]}.lora_b"),
-        (lambda t: t.pop(f"{MODULES[1]}.lora_a"), CorruptArtifactError, f"missing are {MODULES[1]}.lora_a"),
+        (lambda t: t.pop(f"{MODULES[1]}.lora_b"), MissingArtifactError, f"missing are {MODULES[1]}.lora_b"),
+        (lambda t: t.pop(f"{MODULES[1]}.lora_a"), MissingArtifactError, f"missing are {MODULES[1]}.lora_a"),
         (lambda t: t.update({"model.layers.0.x.weight": mx.ones((2,))}), UnsupportedArtifactError, "no half"),
         (lambda t: t.update({f"{MODULES[0]}.m": mx.ones((8,))}), UnsupportedArtifactError, "belongs to DoRA"),
         (
@@ -135,14 +138,14 @@ def test_another_kind_or_a_bad_strength_is_refused_by_name(tmp_path, config, mes
         (lambda t: t.update({f"base_model.model.{MODULES[0]}.lora_A.weight": mx.ones((4, 16))}),
          CorruptArtifactError, "twice"),
         (lambda t: t.update(tensors(("model.layers.2.self_attn.q_proj",))),
-         CorruptArtifactError, "layers.2.*no such module"),
+         MismatchedArtifactError, "layers.2.*no such module"),
         (lambda t: t.update(tensors(("model.layers.0.self_attn.q_porj",))),
-         CorruptArtifactError, "q_porj.*no such module"),
-        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((15, 4))}), CorruptArtifactError, "takes 16 to 8"),
-        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((16, 3))}), CorruptArtifactError, "takes 16 to 8"),
+         MismatchedArtifactError, "q_porj.*no such module"),
+        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((15, 4))}), MismatchedArtifactError, "takes 16 to 8"),
+        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((16, 3))}), MismatchedArtifactError, "takes 16 to 8"),
         (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((16, 4), dtype=mx.int32)}),
          UnsupportedArtifactError, "holds I32"),
-        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((16,))}), CorruptArtifactError, "matrices are needed"),
+        (lambda t: t.update({f"{MODULES[0]}.lora_a": mx.ones((16,))}), MismatchedArtifactError, "matrices are needed"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_does_not_fit_is_named(tmp_path, changed, kind, message):
@@ -154,7 +157,7 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, changed, kind, message):
 
 def test_every_bad_pair_is_named_at_once(tmp_path):
     damaged = tensors(MODULES[:1]) | tensors(MODULES[1:3], in_features=5)
-    with pytest.raises(CorruptArtifactError) as refused:
+    with pytest.raises(MismatchedArtifactError) as refused:
         planned(tiny_adapters.write_mlx(tmp_path / "a", damaged))
     assert all(module in str(refused.value) for module in MODULES[1:3])
     assert MODULES[0] not in str(refused.value)
@@ -167,9 +170,9 @@ def test_modules_that_take_no_adapters_are_skipped_and_told(tmp_path):
 
 
 def test_an_adapter_that_would_change_nothing_is_refused(tmp_path):
-    with pytest.raises(CorruptArtifactError, match=r"changes no projection of the model; skipped: lm_head.lora_a"):
+    with pytest.raises(MismatchedArtifactError, match=r"changes no projection of the model; skipped: lm_head.lora_a"):
         planned(tiny_adapters.write_mlx(tmp_path / "a", tensors(("lm_head",))))
-    with pytest.raises(CorruptArtifactError, match="no LoRA pair"):
+    with pytest.raises(MissingArtifactError, match="no LoRA pair"):
         planned(tiny_adapters.write_mlx(tmp_path / "b", {}))
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import (
-    ArtifactError,
     ConfigurationError,
     EngineError,
     InvalidRequestError,
+    MismatchedArtifactError,
     NotFoundError,
 )
 from engine.contracts.events import GenerationRequest
@@ -141,7 +141,7 @@ async def test_room_that_comes_while_an_adapter_is_mounted_is_kept(adapted, tmp_
 
 async def test_an_adapter_that_does_not_fit_changes_nothing(adapted, engine):
     _, ids = adapted
-    with pytest.raises(ArtifactError, match="does not fit the model"):
+    with pytest.raises(MismatchedArtifactError, match="does not fit the model"):
         await engine.mount_adapter("x", "bad", model="")
     assert engine.model.adapters == ()
     assert (await run(engine, PROMPT, **OPTIONS))[1] == ids[""]
