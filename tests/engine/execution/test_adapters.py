@@ -6,8 +6,8 @@ import pytest
 
 from engine.contracts.errors import (
     ConfigurationError,
-    CorruptArtifactError,
     EngineError,
+    MismatchedArtifactError,
     NotFoundError,
 )
 from engine.contracts.option_groups import AdapterSelection
@@ -123,7 +123,7 @@ async def test_a_model_does_not_start_with_an_adapter_that_does_not_fit_it(adapt
     other = tiny_llama.write(tmp_path / "other", hidden_size=32)
     tiny_adapters.write_mlx(tmp_path / "bad", tiny_adapters.adapt(other.model))
     fault = await refused(serving(root, tmp_path, adapters=(("a", root / "a"), ("bad", tmp_path / "bad"))))
-    assert isinstance(fault, CorruptArtifactError)
+    assert isinstance(fault, MismatchedArtifactError)
     assert str(fault).startswith("bad/adapters.safetensors: does not fit the model: model.layers.0.mlp.down_proj")
 
 
