@@ -169,9 +169,15 @@ def command_as_invoked() -> str:
 
 
 def canvas_view(console: Console, client: Client, model: str) -> CanvasView:
-    """Shows canvases on `console` in the words of `model`, which `client` asks for them."""
+    """Shows canvases on `console` in the words of `model`, which `client` asks for them.
 
-    def text_of(ids: Sequence[int]) -> str:
-        return harmless(client.detokenize(ids, model=model))
+    A canvas is only decoration: one whose words cannot be had is left out, and the answer goes on.
+    """
+
+    def text_of(ids: Sequence[int]) -> str | None:
+        try:
+            return harmless(client.detokenize(ids, model=model))
+        except MlxStreamError:
+            return None
 
     return CanvasView(console, text_of)

@@ -32,11 +32,11 @@ class CanvasView:
     def __init__(
         self,
         console: Console,
-        text_of: Callable[[Sequence[int]], str],
+        text_of: Callable[[Sequence[int]], str | None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`text_of` turns ids into a text that can drive no terminal; `clock` counts seconds."""
+        """`text_of` turns ids into a text that can drive no terminal, None if it cannot; `clock` counts seconds."""
         self.most_passes = 0
         self._console = console
         self._text_of = text_of
@@ -60,7 +60,10 @@ class CanvasView:
             return
         if update.block_index != self._block_index:
             self._block_index, self._before = update.block_index, None
+        self._drawn_at = self._clock()
         canvas = self._text_of(update.tokens)
+        if canvas is None:
+            return
         drawn = Text(self._answer, style=_ANSWER)
         drawn.append_text(difference(self._before, canvas))
         most = f" of at most {self.most_passes}" if self.most_passes else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import grpc
 import pytest
 from rich.console import Console
 
@@ -12,6 +13,7 @@ import mlxstream
 from mlxstream.v1.event_pb2 import BlockUpdate, Finished
 from mlxstream.v1.generation_pb2 import GenerateRequest
 from mlxstream.v1.result_pb2 import DenoisingStats, FinishReason, GenerateStats
+from service.cli.asking import canvas_view
 from service.cli.canvas import FRAME_SECONDS, CanvasView, difference
 from service.cli.terminal import Terminal
 from tests.cli.conftest import Run
@@ -141,6 +143,24 @@ def test_the_answer_is_written_once_when_the_canvas_has_gone(server: ThreadedSer
     assert (answer.text, output.getvalue()) == ("Hello, world", "Hello, world\n")
     assert "xllo" in shown.getvalue()
     assert "2 tokens at 5.0/s · 2 blocks in 4 passes · prompt 3 tokens" in shown.getvalue()
+
+
+def test_a_canvas_whose_words_cannot_be_had_is_left_out_and_the_answer_goes_on(server: ThreadedServer) -> None:
+    server.scripted.generations.behaviour = denoise
+    output, shown = io.StringIO(), io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80, height=24)
+    asked: list[Sequence[int]] = []
+    with mlxstream.Client(server.scripted.target) as client, pytest.MonkeyPatch.context() as patch:
+
+        def refuse(ids: Sequence[int], *, model: str) -> str:
+            asked.append(ids)
+            raise mlxstream.OverloadedError(f"{model} is busy", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+        patch.setattr(client, "detokenize", refuse)
+        answer = Terminal(output, console, canvas=canvas_view(console, client, model="m")).show(client.stream("x"))
+    assert asked
+    assert (answer.text, output.getvalue()) == ("Hello, world", "Hello, world\n")
+    assert "xllo" not in shown.getvalue()
 
 
 def test_without_a_terminal_the_text_comes_block_by_block_and_nothing_is_drawn(
