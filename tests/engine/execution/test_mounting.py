@@ -12,6 +12,7 @@ from engine.contracts.errors import (
     InvalidRequestError,
     MismatchedArtifactError,
     NotFoundError,
+    UnsupportedArtifactError,
 )
 from engine.contracts.events import GenerationRequest
 from engine.contracts.option_groups import AdapterSelection
@@ -205,6 +206,21 @@ def test_what_leads_outside_and_what_is_not_there_are_refused_in_the_same_words(
 @pytest.mark.parametrize(("source", "found"), [("good", "good"), ("good/deep", "good/deep"), ("inner", "good")])
 def test_folders_inside_are_found_links_that_stay_inside_too(directory, source, found):
     assert adapter_folder(directory, source) == (directory / found).resolve()
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "optiq_lora_config.json", "adapters.safetensors"])
+@pytest.mark.parametrize("target", ["secret/file", "missing"])
+def test_a_file_that_is_a_link_to_outside_is_refused_whether_or_not_it_leads_anywhere(directory, file, target):
+    (directory.parent / "secret" / "file").write_text("{}")
+    (directory / "good" / file).symlink_to(directory.parent / target)
+    with pytest.raises(UnsupportedArtifactError) as failure:
+        adapter_folder(directory, "good")
+    assert str(failure.value) == f"good/{file}: is a link to outside the adapter directory"
+
+
+def test_a_file_that_is_a_link_within_the_directory_is_as_good_as_a_file(directory):
+    (directory / "good" / "adapters.safetensors").symlink_to(directory / "file")
+    assert adapter_folder(directory, "good") == directory.resolve() / "good"
 
 
 async def test_no_mount_of_a_missing_folder_or_directory_tells_a_path(adapted, tmp_path):
