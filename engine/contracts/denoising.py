@@ -28,6 +28,11 @@ DEFAULT_STOPPING_IDS: Final = (1, 106)
 """Ids that end a completion of this method whatever else does. Source: reference, denoising-and-models §3."""
 
 
+def stopping_ids(vocab_size: int) -> tuple[int, ...]:
+    """Those of them that a vocabulary of this size has; what a model's own files name is not read."""
+    return tuple(token for token in DEFAULT_STOPPING_IDS if token < vocab_size)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenoisingPlan:
     """How one generation is denoised: `DenoisingOptions` after defaults, lengths within the model's canvas.

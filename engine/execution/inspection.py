@@ -16,6 +16,7 @@ from engine.artifacts.artifact import open_artifact
 from engine.artifacts.consistency import listed, surplus_tensors
 from engine.artifacts.storage_summary import StoredForm, stored_forms
 from engine.contracts.cache import GROWTH_TOKENS
+from engine.contracts.denoising import stopping_ids
 from engine.contracts.errors import EngineError
 from engine.contracts.memory import MemoryLoad
 from engine.execution.estimating import unloaded_facts
@@ -198,7 +199,7 @@ def _text(artifact: Artifact) -> tuple[TextReport | None, list[str]]:
         text = open_text_model(artifact)
     except EngineError as error:
         return None, [str(error)]
-    tokenizer, ends = text.tokenizer, artifact.config.eos_token_ids
+    tokenizer, ends = text.tokenizer, _ends(artifact)
     written = {id_: token for token, id_ in tokenizer.control_tokens.items()}
     return TextReport(
         vocabulary=tokenizer.vocab_size,
@@ -208,6 +209,12 @@ def _text(artifact: Artifact) -> tuple[TextReport | None, list[str]]:
         eos_tokens=tuple(written.get(id_, "") for id_ in ends),
         has_chat_template=text.template is not None,
     ), []
+
+
+def _ends(artifact: Artifact) -> tuple[int, ...]:
+    """The ids that end an answer: the method's own where a model is denoised, else those that its files name."""
+    config = artifact.config
+    return config.eos_token_ids if config.denoising is None else stopping_ids(config.vocab_size)
 
 
 def _surplus(artifact: Artifact) -> list[str]:
@@ -227,7 +234,7 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
         notes.append("reads no images: a vision tower is left out")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")
-    if not artifact.config.eos_token_ids:
+    if not _ends(artifact):
         notes.append("names no end token: only max_tokens and stop sequences end an answer")
     if 0 < memory.largest_context < artifact.config.context_length:
         notes.append(f"memory for {memory.largest_context} of {artifact.config.context_length} tokens of context")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from engine.contracts.composition import COMPOSITION_DEFAULTS
-from engine.contracts.denoising import DEFAULT_STOPPING_IDS, GRAPH_ABI_DENOISING, DenoisingGraph
+from engine.contracts.denoising import GRAPH_ABI_DENOISING, DenoisingGraph, stopping_ids
 from engine.contracts.errors import ConfigurationError, GraphContractError
 from engine.contracts.graph import BACKEND_MLX, STATE_ABI_CACHE_ARRAY, GraphDescriptor
 from engine.contracts.kv_scheme import PLAIN_KV
@@ -72,7 +72,7 @@ def bind_denoising_model(resident: DeclaredGraph) -> MlxDenoisingBinding:
         geometry=geometry,
         composition=composition,
         prefill_policy=resolve_mlx_prefill_policy(graph, composition.prefill_chunk_tokens),
-        eos_token_ids=tuple(token for token in DEFAULT_STOPPING_IDS if token < geometry.vocab_size),
+        eos_token_ids=stopping_ids(geometry.vocab_size),
         weights_bytes=graph.weights_bytes + (0 if is_dense else table.nbytes),
         table=table,
         experts=graph.experts,

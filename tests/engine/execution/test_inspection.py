@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from engine.artifacts.storage_summary import spans
+from engine.contracts.denoising import DEFAULT_STOPPING_IDS
 from engine.contracts.errors import ArtifactError
 from engine.execution.inspection import inspect_model
 from engine.generation.memory import row_bytes
 from tests.engine import tiny_model
 from tests.engine.artifacts.test_weights import FOUR_BITS, quantized
 from tests.engine.artifacts.tiny_files import CONFIG, llama_tensors, write_folder, write_gguf
-from tests.engine.models import test_gemma4, tiny_families, tiny_foreign
+from tests.engine.models import test_gemma4, tiny_diffusion, tiny_families, tiny_foreign
 
 
 class Memory:
@@ -114,6 +115,15 @@ def test_what_a_model_does_otherwise_is_noted(tmp_path):
     tiny_model.write(tmp_path / "endless", eos=())
     (tmp_path / "endless/tokenizer_config.json").write_text("{}")
     assert any("no end token" in note for note in inspect_model(str(tmp_path / "endless")).notes)
+
+
+def test_the_end_tokens_of_a_denoising_model_are_those_of_its_method(tmp_path):
+    model = tiny_diffusion.build(vocab_size=tiny_model.VOCAB)
+    tiny_diffusion.save(tmp_path / "m", model, eos_token_id=7)
+    tiny_model.write(tmp_path / "text")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "m" / name).write_bytes((tmp_path / "text" / name).read_bytes())
+    assert inspect_model(str(tmp_path / "m")).text.eos_token_ids == DEFAULT_STOPPING_IDS
 
 
 def test_a_gguf_file_is_told_by_its_own_types(tmp_path):
