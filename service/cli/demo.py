@@ -35,13 +35,15 @@ def demo(prompt: str, model: str, show_canvas: bool) -> None:
     signal.signal(signal.SIGTERM, _leave)
     try:
         pull_with_bar(model)
+        with serving(model, console) as target, connected(target, DEFAULT_TIMEOUT_SECONDS) as client:
+            terminal.note(f"serving {model} on {target}; asking: {prompt}")
+            if show_canvas:
+                terminal = Terminal(sys.stdout, console, canvas=canvas_view(console, client, model=""))
+            answer = terminal.show(client.stream([{"role": "user", "content": prompt}], delivery=delivery))
     except EngineError as error:
         raise Failure(str(error)) from error
-    with serving(model, console) as target, connected(target, DEFAULT_TIMEOUT_SECONDS) as client:
-        terminal.note(f"serving {model} on {target}; asking: {prompt}")
-        if show_canvas:
-            terminal = Terminal(sys.stdout, console, canvas=canvas_view(console, client, model=""))
-        answer = terminal.show(client.stream([{"role": "user", "content": prompt}], delivery=delivery))
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
     if answer.interrupted:
         raise SystemExit(EXIT_INTERRUPTED)
 
@@ -79,12 +81,14 @@ def _ready_address(server: subprocess.Popen[str]) -> str:
 
 
 def _stop(server: subprocess.Popen[str]) -> None:
-    server.terminate()
     try:
+        server.terminate()
         server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
+    except BaseException as ended:  # whatever ends the wait, the server does not outlive it
         server.kill()
         server.wait()
+        if not isinstance(ended, subprocess.TimeoutExpired):
+            raise
     finally:
         for pipe in (server.stdin, server.stdout):
             if pipe is not None:

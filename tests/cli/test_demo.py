@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click.testing
+import pytest
 
 from benchmarks.tales.corpus import tales
 from service.cli.main import main
@@ -91,6 +93,32 @@ def test_a_demo_that_is_killed_takes_its_server_along(demo_model_path: Path) -> 
         demo.stderr.read()  # ends when the server, which shares it, has ended too
     assert demo.returncode == -signal.SIGKILL
     assert has_ended(target)
+
+
+INTERRUPTING_SERVER = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGINT))
+print("serving m on TARGET", flush=True)
+time.sleep(120)
+time.sleep(120)
+"""
+
+
+def test_interrupting_while_the_server_stops_ends_both_with_the_status_of_an_interruption(
+    server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, start, started = INTERRUPTING_SERVER.replace("TARGET", server.scripted.target), subprocess.Popen, []
+
+    def start_stubborn(_command: list[str], **pipes: Any) -> subprocess.Popen[str]:
+        started.append(start([sys.executable, "-c", code], **pipes))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_stubborn)
+    monkeypatch.setattr("service.cli.demo.pull_with_bar", lambda _model: None)
+    result = click.testing.CliRunner().invoke(main, ["demo", "hi", "--model", "m"])
+    assert (result.exit_code, result.stdout) == (130, "Hello, world\n")
+    assert "Aborted" not in result.stderr
+    assert [one.returncode for one in started] == [-signal.SIGKILL]
 
 
 def test_a_tethered_command_ends_when_its_standard_input_closes(server: ThreadedServer) -> None:
