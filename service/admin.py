@@ -150,6 +150,7 @@ class AdminHandlers:
         seconds = _timeout_seconds(request)
         self._health.drain()
         self._live.drain()
+        self._durable.drain()
         before = self._live.ends
         fields = {"live_generations": self._live.count, "timeout_seconds": seconds}
         logger.info("draining", extra={"fields": fields})

@@ -113,6 +113,7 @@ class DurableGeneration:
         self._attachment: Attachment | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._gone = False
+        self._is_draining = False
 
     @property
     def generation_id(self) -> str:
@@ -163,23 +164,30 @@ class DurableGeneration:
         """That call reads no more. Without effect if another one has come."""
         if self._attachment is attachment:
             self._attachment = None
+            if self._is_draining:
+                self.abort(AbortReason.SHUTDOWN)
             self._settle()
 
     def leave(self) -> None:
-        """Let go of everything now; what is kept on disk stays. For the end of the process, and to go on anew."""
+        """Let go of everything now; for the end of the process, and to go on anew.
+
+        What is kept on disk stays, unless the end was sent and the call that had it is over.
+        """
         self.abort(AbortReason.DISCONNECTED)
+        is_over = self.log.was_delivered and self._attachment is None
         if self._attachment is not None:
             self._attachment.lose()
             self._attachment = None
-        self._go(remove=False)
+        self._go(remove=is_over)
 
     def discard(self) -> None:
         """Remove what is kept of it; nothing runs and nobody reads any more."""
         if self._attachment is None and not self.is_running:
             self._go(remove=True)
 
-    def stop_if_unread(self) -> None:
-        """Give the row up if nobody reads: the server is about to end."""
+    def drain(self) -> None:
+        """Give the row up as soon as nobody reads: the server is about to end."""
+        self._is_draining = True
         if self._attachment is None:
             self.abort(AbortReason.SHUTDOWN)
 

@@ -120,9 +120,9 @@ class DurableGenerations:
             found.let_go()
 
     def drain(self) -> None:
-        """The server is about to end: rows that nobody reads are given up at once, for another process to go on."""
+        """The server is about to end: a row is given up once nobody reads it, for another process to go on."""
         for generation in self.here:
-            generation.stop_if_unread()
+            generation.drain()
 
     def close(self) -> None:
         """Let go of everything; the engine has stopped."""

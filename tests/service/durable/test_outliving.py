@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 
 from engine.contracts.cancellation import AbortReason
+from mlxstream.v1 import admin_pb2
 from tests.service.durable.fake_store import FakeStore
 from tests.service.durable.lives import (
     EVERYTHING,
@@ -18,6 +19,7 @@ from tests.service.durable.lives import (
     assert_grammar,
     engine_of,
     left_after,
+    some,
     text_of,
     words_of,
 )
@@ -107,11 +109,29 @@ async def test_the_identical_request_goes_on_in_another_server_too(store: FakeSt
         assert again[0].started.generation_id != generation_id  # that one had come to its end
 
 
-async def test_a_finished_generation_is_told_again_by_another_server(store: FakeStore) -> None:
+async def test_what_was_sent_to_its_end_is_removed_when_the_server_ends(store: FakeStore) -> None:
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        responses, _ = await read_all(life.ask())
+        await life.until(lambda: not any(one.is_read for one in serving.durable.here))
+        assert store.held
+    assert not store.held
+    assert not list(store.root.iterdir())
+    async with serve(engine_of(store, words)) as serving:
+        _, error = await read_all(Life(serving, words).resume(responses[0].started.generation_id, 3))
+        assert error is not None
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE")
+
+
+async def test_a_finished_generation_is_told_again_by_another_server_after_a_crash(store: FakeStore) -> None:
     words = Words()
     words.allow()
     async with serve(engine_of(store, words)) as serving:
         responses, _ = await read_all(Life(serving, words).ask())
+        serving.durable.close = lambda: None  # the process is killed
+    store.held.clear()
     async with serve(engine_of(store, words)) as serving:
         life = Life(serving, words)
         again, error = await read_all(life.resume(responses[0].started.generation_id, 3))
@@ -184,6 +204,34 @@ async def test_a_draining_server_gives_up_what_nobody_reads_and_takes_nobody_bac
     _, error = await read_all(life.resume(generation_id))
     assert error is not None
     assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("asked_by", ["signal", "operator"])
+async def test_a_draining_server_waits_for_no_row_whose_reader_has_left(
+    life: Life, store: FakeStore, asked_by: str
+) -> None:
+    life.words.allow(4)
+    first, second = life.ask(request_id="one"), life.ask(request_id="two")
+    for call in (first, second):
+        await some(call, 4)
+    second.cancel()
+    await life.until(lambda: life.serving.durable.detached_ids)
+    if asked_by == "operator":
+        draining = asyncio.ensure_future(life.serving.admin.Drain(admin_pb2.DrainRequest()))
+        await life.until(lambda: life.serving.live.count == 1)  # that which nobody reads is given up at once
+    else:
+        life.serving.live.drain()
+        life.serving.durable.drain()
+        draining = asyncio.ensure_future(life.serving.live.wait_idle())
+    await life.until(lambda: len(life.serving.engine.live) == 1)
+    assert not draining.done()
+    first.cancel()
+    answer = await asyncio.wait_for(draining, 5)
+    if answer is not None:
+        assert (answer.finished_generations, answer.aborted_generations) == (0, 2)
+    assert [one.abort_reason for one in life.generations] == [AbortReason.SHUTDOWN] * 2
+    await life.until(lambda: not store.held)
+    assert len(list(store.root.iterdir())) == 2  # for another process to go on with
 
 
 @pytest.mark.parametrize("is_left", [False, True])

@@ -212,6 +212,9 @@ async def test_abort_ends_the_row_and_keeps_the_rest_and_a_second_one_drops_it(l
     await read_all(resumed)
     await life.until(lambda: not store.held)
 
+    by_request = generation_pb2.AbortRequest(request_id=before[0].started.request_id)
+    assert (await life.serving.generation.Abort(by_request)).status == generation_pb2.ABORT_STATUS_NOT_RUNNING
+    assert list(store.root.iterdir())  # that is the name of what runs alone
     assert (await life.serving.generation.Abort(target)).status == generation_pb2.ABORT_STATUS_NOT_RUNNING
     _, error = await read_all(life.resume(generation_id))
     assert error is not None
