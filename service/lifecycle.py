@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import EngineError
 from engine.execution.engine import Engine
-from service.listening import checked_entrance
+from service.listening import checked_entrance, checked_metrics_address
 from service.stopping import StartError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ async def run_server(
         StartError: nothing could be served.
     """
     entrance = checked_entrance(settings)
+    checked_metrics_address(settings)
     prepare_state_dir(settings)
     engine = engine_class(settings.engine_settings())
     loading = asyncio.ensure_future(engine.start())
@@ -48,6 +49,19 @@ def engine_class_of(settings: ServerSettings) -> Callable[[EngineSettings], Engi
     if settings.script_file is None:
         return Engine
     return partial(scripted_engine, settings.script_file)
+
+
+def check_engine_files(settings: ServerSettings) -> None:
+    """Look at what the engine will read beside the model: a script, and the folders of adapters.
+
+    Raises:
+        StartError: a script cannot be used, or a folder is not there.
+    """
+    if settings.script_file is not None:
+        scripted_engine(settings.script_file, settings.engine_settings())
+    for name, folder in settings.adapters:
+        if not folder.is_dir():
+            raise StartError(f"--adapter: {name}: there is no folder {folder}")
 
 
 def scripted_engine(script_file: Path, settings: EngineSettings) -> Engine:

@@ -77,6 +77,20 @@ def permitted_address(settings: ServerSettings) -> ListenAddress:
     return address
 
 
+def checked_metrics_address(settings: ServerSettings) -> Address | None:
+    """Where metrics are served; None for nowhere.
+
+    Raises:
+        StartError: it is no address.
+    """
+    if settings.metrics_listen is None:
+        return None
+    try:
+        return Address.parse(settings.metrics_listen)
+    except AddressError as error:
+        raise StartError(f"--metrics-listen: {error}") from None
+
+
 def checked_tls(settings: ServerSettings) -> Tls | None:
     """The certificates to serve with; None without TLS.
 

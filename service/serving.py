@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from engine.contracts.errors import EngineError
 from engine.execution.state_room import smallest_row_bytes
-from service.address import Address, AddressError, BindError
+from service.address import Address, BindError
 from service.durable.generations import DurableGenerations
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
@@ -97,16 +97,11 @@ def served_metrics(settings: ServerSettings, telemetry: Telemetry) -> MetricsSer
     """The metrics' own port, if one was asked for.
 
     Raises:
-        StartError: the setting is no address.
         BindError: it cannot be listened on.
     """
     if settings.metrics_listen is None:
         return None
-    try:
-        address = Address.parse(settings.metrics_listen)
-    except AddressError as error:
-        raise StartError(f"--metrics-listen: {error}") from None
-    metrics_server = MetricsServer(telemetry.metrics.registry, address)
+    metrics_server = MetricsServer(telemetry.metrics.registry, Address.parse(settings.metrics_listen))
     logger.info("metrics", extra={"fields": {"address": str(metrics_server.address)}})
     return metrics_server
 

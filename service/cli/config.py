@@ -17,20 +17,26 @@ if TYPE_CHECKING:
 @click.option("--show", is_flag=True, help="Print every setting as TOML, with its source.")
 @server_flags
 def config(show: bool, config_file: Path | None, **flags: Any) -> None:
-    """Check the configuration of `serve`: its flags, variables and file, certificates and tokens.
+    """Check the configuration of `serve`: its flags, variables and file, and the files that they name.
 
-    Nothing is loaded or bound. The exit code is 1 if `serve` would refuse the configuration. What --show prints can be
+    Nothing is loaded or bound: whether the model and adapters can be used, and whether addresses are free, shows when
+    `serve` starts. The exit code is 1 if anything else would make it refuse. What --show prints can be
     used as a file; secrets are in files of their own, and are not shown.
     """
     from service.configuration import SettingsError, explain_settings, load_settings  # slow to import
-    from service.listening import checked_access, checked_tls, permitted_address
+    from service.lifecycle import check_engine_files
+    from service.listening import checked_access, checked_metrics_address, checked_tls, permitted_address
     from service.stopping import StartError
+    from service.tracing import open_tracing
 
     try:
         settings = load_settings(given(flags), config_file)
         permitted_address(settings)
         checked_tls(settings)
         checked_access(settings)
+        checked_metrics_address(settings)
+        check_engine_files(settings)
+        open_tracing(settings.otlp_endpoint).close()
         explained = explain_settings(given(flags), config_file)
     except (SettingsError, StartError) as error:
         raise click.ClickException(str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,9 @@ def test_tokens_and_keys_are_checked_and_never_shown(authority: Authority, tmp_p
         (("--model", "m", "--listen", "0.0.0.0:1"), "--insecure"),
         (("--model", "m", "--listen", "nowhere"), "is not HOST:PORT"),
         (("--model", "m", "--max-rows", "0"), "max_rows"),
+        (("--model", "m", "--metrics-listen", "nowhere"), "--metrics-listen"),
+        (("--model", "m", "--adapter", "a=/no/such/folder"), "--adapter: a: there is no folder"),
+        (("--engine", "script:/no/such/file"), "No such file"),
     ],
 )
 def test_what_serve_would_refuse_is_refused_in_one_line(flags: tuple[str, ...], told: str) -> None:
@@ -70,3 +74,10 @@ def test_what_serve_would_refuse_is_refused_in_one_line(flags: tuple[str, ...], 
 
 def test_a_good_configuration_is_said_to_be_good() -> None:
     assert config("--model", "m") == (0, "the configuration can be used\n")
+
+
+def test_traces_without_the_means_to_send_them_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "service.tracing_spans", None)
+    status, output = config("--model", "m", "--otlp-endpoint", "http://127.0.0.1:4317")
+    assert status == 1
+    assert "needs OpenTelemetry" in output
