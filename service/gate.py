@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from service.streams import Streams
 
 
-def _nobody_counts(_reason: str) -> None:
+def _nobody_counts(_method: str, _error: EngineError) -> None:
     """Where refusals are not counted."""
 
 
@@ -33,7 +33,8 @@ class Gate:
     """Lets in who has `permission`; None opens the service to everybody, as probes need it.
 
     `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. No answer comes out
-    that is larger than `max_answer_bytes`. `refused` is told the reason of each refusal.
+    that is larger than `max_answer_bytes`. `refused` is told of each call that never
+    reaches its handler: "package.Service/Method", and why.
     """
 
     access: Access
@@ -41,7 +42,7 @@ class Gate:
     streams: Streams | None = None
     uncounted: frozenset[str] = frozenset()
     max_answer_bytes: int = MAX_MESSAGE_BYTES
-    refused: Callable[[str], None] = _nobody_counts
+    refused: Callable[[str, EngineError], None] = _nobody_counts
 
     def require(self, call: grpc.HandlerCallDetails, service: str) -> None:
         """Refuse a call that cannot be let in to `service`.
@@ -58,7 +59,7 @@ class Gate:
             if self.streams is not None and call.method.rpartition("/")[2] not in self.uncounted:
                 self.streams.require_room(caller)
         except EngineError as error:
-            self.refused(error.reason)
+            self.refused(call.method.removeprefix("/"), error)
             raise
 
     def inside(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[None]:

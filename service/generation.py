@@ -216,6 +216,7 @@ class GenerationHandlers:
             caller=self._access.caller_of(context).name,
             operation="chat" if request.HasField("chat") else "text_completion",
             trace=trace_of(context),
+            looks_up_prefixes=not request.options.cache.bypass,
         )
 
     async def _decoded(self, request: GenerationMessage, context: Context) -> GenerationRequest:
@@ -304,7 +305,11 @@ def freed_on_exit(generation: Generation, context: Context) -> Iterator[None]:
         raise
 
 
-def _cause(context: Context) -> AbortReason:
+def is_past_deadline(context: Context) -> bool:
+    """Whether a call that was cancelled was ended by its deadline."""
     remaining_seconds = context.time_remaining()
-    past = remaining_seconds is not None and remaining_seconds <= DEADLINE_TOLERANCE_SECONDS
-    return AbortReason.DEADLINE if past else AbortReason.DISCONNECTED
+    return remaining_seconds is not None and remaining_seconds <= DEADLINE_TOLERANCE_SECONDS
+
+
+def _cause(context: Context) -> AbortReason:
+    return AbortReason.DEADLINE if is_past_deadline(context) else AbortReason.DISCONNECTED

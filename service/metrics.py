@@ -84,7 +84,7 @@ class Metrics:
             "grpc_server_call_duration_seconds", "Whole calls.", REQUEST_EDGES, ["method"]
         )
 
-    def ended(self, generation: Generation, finished: GenerationFinished, _facts: CallFacts) -> None:
+    def ended(self, generation: Generation, finished: GenerationFinished, facts: CallFacts) -> None:
         """A generation has ended."""
         stats, reason = finished.stats, finished.finish_reason
         self._ends.labels(reason.value).inc()
@@ -95,7 +95,8 @@ class Metrics:
         if generation.aborted_at is not None and reason in (FinishReason.CANCELLED, FinishReason.DEADLINE):
             self._cancel_to_free.observe(max(0.0, time.perf_counter() - generation.aborted_at))
         if stats.generated_tokens:
-            self._queried.inc(stats.prompt_tokens)
+            if facts.looks_up_prefixes:
+                self._queried.inc(stats.prompt_tokens)
             self._hits.inc(stats.cached_tokens)
             self._first_token.observe(stats.time_to_first_token_ms / 1000)
             self._prefill.observe(stats.prefill_ms / 1000)

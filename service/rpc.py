@@ -110,12 +110,13 @@ def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandl
     request_class = message_factory.GetMessageClass(method.input_type)
 
     async def call(raw: Any, context: Context) -> Message | None:
-        request = None
+        request, is_handled = None, False
         try:
             with gate.inside(method.name, context):
                 if method.client_streaming:
                     return await handler(_parse_each(request_class, raw), context)
                 request = _parse(request_class, raw)
+                is_handled = True
                 answer = await handler(request, context)
                 if answer is not None:
                     _require_sendable(answer, gate.max_answer_bytes)
@@ -125,7 +126,10 @@ def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandl
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
-            await abort(context, presentable(error, request))
+            shown = presentable(error, request)
+            if not is_handled and not method.client_streaming:
+                gate.refused(f"{method.containing_service.full_name}/{method.name}", shown)
+            await abort(context, shown)
 
     return call
 

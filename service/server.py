@@ -53,9 +53,9 @@ def build_server(
     handling = GenerationHandlers(engine, live, offer.access, offer.limits, durable, telemetry.metrics)
     generation = handling.by_name()
     gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_answer_bytes)
-    streams, refused = Streams(offer.limits), telemetry.metrics.refused
+    streams, refused = Streams(offer.limits), telemetry.refused
     applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)
-    operators, everybody = gate(permission=Permission.ADMIN), gate(permission=None)
+    operators, everybody = gate(permission=Permission.ADMIN, refused=refused), gate(permission=None)
     counted = telemetry.counted
     server = grpc.aio.server(options=offer.channel_options())
     handlers = [

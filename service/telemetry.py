@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import EngineError
 from service.errors import status_of
+from service.generation import is_past_deadline
 from service.load_meter import LoadMeter
 from service.metrics import Metrics
+from service.offer import GENERATION_SERVICE
 from service.tracing import NoTracing
 
 if TYPE_CHECKING:
@@ -43,6 +45,12 @@ class Telemetry:
         self.meter.count_end(failed=finished.error is not None)
         self.tracing.ended(generation, finished, facts)
 
+    def refused(self, method: str, error: EngineError) -> None:
+        """A call of `method`, "package.Service/Method", was refused before its handler."""
+        self.metrics.call_ended(method, status_of(error).name, 0.0)
+        if method.startswith(f"{GENERATION_SERVICE.full_name}/"):
+            self.metrics.refused(error.reason)
+
     def counted(
         self,
         service: ServiceDescriptor,
@@ -64,7 +72,7 @@ class Telemetry:
                 code = "OK"
                 return answer
             except asyncio.CancelledError:
-                code = "CANCELLED"
+                code = "DEADLINE_EXCEEDED" if is_past_deadline(context) else "CANCELLED"
                 raise
             except EngineError as error:
                 code = status_of(error).name

@@ -38,7 +38,7 @@ class DurableCall:
             message=message,
             request=dataclasses.replace(request, request_id=header.request_id),
             delivery=decode_delivery(message.delivery, streaming=True),
-            facts=CallFacts(caller=header.caller),
+            facts=CallFacts(caller=header.caller, looks_up_prefixes=not message.options.cache.bypass),
         )
 
     def header(self, acceptance: DurableAcceptance, key: str) -> LogHeader:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from engine.contracts.errors import OverloadedError
+from engine.contracts.errors import EngineError, OverloadedError
 from service.access import Access
 from service.callers import ANYBODY, Caller, Permission
 from service.errors import PermissionDeniedError, UnauthenticatedError
@@ -29,16 +29,20 @@ def nobody_is_known() -> TokenTable:
 
 
 def test_every_refusal_is_heard_of_by_its_reason() -> None:
-    heard: list[str] = []
+    heard: list[tuple[str, str]] = []
+
+    def hear(method: str, error: EngineError) -> None:
+        heard.append((method, error.reason))
+
     streams = Streams(RequestLimits(max_streams=1))
-    known = Gate(access=Access(nobody_is_known), permission=Permission.APPLICATION, refused=heard.append)
+    known = Gate(access=Access(nobody_is_known), permission=Permission.APPLICATION, refused=hear)
     with pytest.raises(UnauthenticatedError):
         known.require(Call(), "service")
-    full = Gate(access=Access(), permission=Permission.APPLICATION, streams=streams, refused=heard.append)
+    full = Gate(access=Access(), permission=Permission.APPLICATION, streams=streams, refused=hear)
     full.require(Call(), "service")
     with streams.counted(ANYBODY), pytest.raises(OverloadedError):
         full.require(Call(), "service")
-    assert heard == ["UNAUTHENTICATED", "OVERLOADED"]
+    assert heard == [("service/Generate", "UNAUTHENTICATED"), ("service/Generate", "OVERLOADED")]
 
 
 def test_a_caller_without_the_permission_is_denied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import re
 import urllib.request
 from pathlib import Path
 
+import grpc
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,16 +17,20 @@ from engine.contracts.errors import OverloadedError
 from engine.contracts.events import GenerationFinished
 from engine.contracts.load import STEP_TOKEN_EDGES, EngineLoad
 from engine.contracts.results import DenoisingStats, FinishReason, GenerateStats
+from mlxstream.v1 import admin_pb2, model_pb2
 from service import pulse
+from service.access import Access
 from service.address import Address, BindError
 from service.durable.generations import DurableGenerations
 from service.live import CallFacts
 from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
 from service.metrics_server import MetricsServer
+from service.offer import Offer
 from service.server import build_server
 from service.telemetry import Telemetry
+from service.tokens import TokenTable
 from tests.service.fake_engine import FakeEngine, never_end
-from tests.service.harness import Serving, read_all, text_request
+from tests.service.harness import Serving, read_all, serve, text_request
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana/mlx-stream.json"
 
@@ -129,12 +134,9 @@ def test_edges_are_those_that_dashboards_of_other_servers_expect() -> None:
 
 
 async def test_refusals_calls_and_messages_are_counted() -> None:
-    import grpc
-
     from mlxstream.v1 import generation_pb2_grpc
     from service.health import Health
     from service.live import LiveGenerations
-    from service.offer import Offer
     from service.server import bind
 
     engine = FakeEngine()
@@ -156,6 +158,45 @@ async def test_refusals_calls_and_messages_are_counted() -> None:
     assert found[f"mlx_stream_grpc_server_calls_total{{code=RESOURCE_EXHAUSTED,{method}}}"] == 1
     assert found[f"mlx_stream_grpc_server_call_duration_seconds_count{{{method}}}"] == 2
     assert found["mlx_stream_message_tokens_sum"] == 3
+
+
+CALLS = "mlx_stream_grpc_server_calls_total{{code={},method=mlxstream.v1.{}}}"
+
+
+async def test_calls_that_never_reach_a_handler_are_counted_and_only_generations_count_as_generations() -> None:
+    offer = Offer(access=Access(lambda: TokenTable(())))
+    async with serve(FakeEngine(), offer) as running:
+        await read_all(running.generation.Generate(text_request()))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running.models.GetModel(model_pb2.GetModelRequest())
+        with pytest.raises(grpc.aio.AioRpcError):
+            await running.admin.GetLoad(admin_pb2.GetLoadRequest())
+        found = samples(running.telemetry.metrics)
+    for method in ("GenerationService/Generate", "ModelService/GetModel", "AdminService/GetLoad"):
+        assert found[CALLS.format("UNAUTHENTICATED", method)] == 1
+    assert found["mlx_stream_admission_rejections_total{reason=UNAUTHENTICATED}"] == 1
+
+
+async def test_malformed_requests_and_missed_deadlines_are_counted_as_what_they_are(serving: Serving) -> None:
+    raw = serving.channel.unary_stream("/mlxstream.v1.GenerationService/Generate", request_serializer=bytes)
+    await read_all(raw(b"\xff\xff"))
+    serving.engine.script = never_end("a")
+    await read_all(serving.generation.Generate(text_request(), timeout=0.3))
+    await serving.live.wait_idle()
+    await asyncio.sleep(0.05)
+    found = samples(serving.telemetry.metrics)
+    assert found[CALLS.format("INVALID_ARGUMENT", "GenerationService/Generate")] == 1
+    assert found[CALLS.format("DEADLINE_EXCEEDED", "GenerationService/Generate")] == 1
+    assert CALLS.format("CANCELLED", "GenerationService/Generate") not in found
+
+
+async def test_prompts_that_bypass_the_cache_are_not_counted_as_looked_up(serving: Serving) -> None:
+    await read_all(serving.generation.Generate(text_request(options={"cache": {"bypass": True}})))
+    await serving.live.wait_idle()
+    assert samples(serving.telemetry.metrics)["mlx_stream_prefix_cache_queries_total"] == 0
+    await read_all(serving.generation.Generate(text_request()))
+    await serving.live.wait_idle()
+    assert samples(serving.telemetry.metrics)["mlx_stream_prefix_cache_queries_total"] == 5
 
 
 async def test_metrics_have_a_port_of_their_own_and_leave_it_when_they_end() -> None:
