@@ -109,6 +109,8 @@ class Unreachable(Failure):
     exit_code = 69
 
 
+# A server that encrypts, or that wants a certificate, ends the connection without a word of why.
+_SECURED: Final = "if one runs there, it may want TLS (--ca) or a certificate (--cert, --key)"
 _AWAY: Final = (LocalReason.UNREACHABLE, LocalReason.UNRESOLVABLE_TARGET, LocalReason.CONNECTION_LOST)
 
 
@@ -145,7 +147,7 @@ def is_away(error: MlxStreamError) -> bool:
 def explained(error: MlxStreamError) -> str:
     """One line that says what went wrong, and what helps."""
     if error.reason == LocalReason.UNREACHABLE:
-        return f"{error.message}; start one with `{command_as_invoked()} serve --model smollm2-135m`"
+        return f"{error.message}; start one with `{command_as_invoked()} serve --model smollm2-135m`, or " + _SECURED
     if error.reason == LocalReason.UNRESOLVABLE_TARGET:
         return f"{error.message}; --target takes HOST:PORT or unix:PATH"
     if error.reason == LocalReason.CONNECTION_LOST:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from service.cli.server_flags import given, server_flags
+from service.grpc_log import silence_grpc_core
 from service.signals import leave_on_signals
 
 
@@ -20,6 +21,7 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     variables, then the file. `mlx-stream config --show` tells what came from where.
     """
     leave_on_signals()
+    silence_grpc_core()
     from service.process import run_process  # takes a second or two
 
     run_process(given(flags), config_file)

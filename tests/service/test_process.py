@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from mlxstream.v1 import generation_pb2, generation_pb2_grpc
+from tests.certificates import Authority
 from tests.engine import tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,11 +32,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Process:
     """One `mlx-stream serve`."""
 
-    def __init__(self, model: Path, tmp_path: Path, *, listen: str = "127.0.0.1:0") -> None:
+    def __init__(self, model: Path, tmp_path: Path, *more: str, listen: str = "127.0.0.1:0") -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_STREAM_")}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "clients/python/src")])
         flags = ["--model", str(model), "--listen", listen, "--state-dir", str(tmp_path / "state"), "--device", "cpu"]
-        flags += ["--log-level", "warning", "--shutdown-grace-seconds", "0.2"]
+        flags += ["--log-level", "warning", "--shutdown-grace-seconds", "0.2", *more]
         self.process = subprocess.Popen(
             [
                 sys.executable,
@@ -72,8 +73,8 @@ class Process:
 def serve(model: Path, tmp_path: Path) -> Iterator[type]:
     started: list[Process] = []
 
-    def start(folder: Path = model, **more: str) -> Process:
-        started.append(Process(folder, tmp_path, **more))
+    def start(folder: Path = model, *flags: str, **more: str) -> Process:
+        started.append(Process(folder, tmp_path, *flags, **more))
         return started[-1]
 
     yield start
@@ -95,6 +96,19 @@ def test_it_streams_and_ends_cleanly_on_sigterm(serve: type) -> None:
     with channel:
         events = [response.WhichOneof("event") for response in stream]
     assert (events[0], events[-1]) == ("started", "finished")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.ended() == (0, "", "")
+
+
+def test_who_connects_badly_writes_nothing_into_the_log(serve: type, model: Path, authority: Authority) -> None:
+    leaf = authority.issue("quiet")
+    server = serve(model, "--tls-cert", str(leaf.certificate), "--tls-key", str(leaf.key), "--log-format", "json")
+    host, port = server.announced().split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        connection.settimeout(20)
+        while connection.recv(1024):
+            pass
     server.process.send_signal(signal.SIGTERM)
     assert server.ended() == (0, "", "")
 

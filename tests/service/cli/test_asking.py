@@ -43,7 +43,9 @@ async def test_an_answer_comes_over_tls_with_a_certificate_and_a_token(
         answered = await generated(target, *identity, "--token-file", token_file)
         assert (answered.exit_code, answered.stdout) == (0, "Hello!\n")
         assert (await generated(target, *identity)).exit_code == 1
-        assert (await generated(target, "--ca", authority.certificate)).exit_code == 69
+        strange = await generated(target, "--ca", authority.certificate)
+        assert strange.exit_code == 69
+        assert "a certificate (--cert, --key)" in strange.output
         assert TOKEN not in caplog.text
         (end,) = [record for record in caplog.records if record.message == "generation finished"]
         assert end.fields["caller"] == "team"  # type: ignore[attr-defined]
