@@ -33,7 +33,9 @@ class Process:
     """One `mlx-stream serve`."""
 
     def __init__(self, model: Path, tmp_path: Path, *more: str, listen: str = "127.0.0.1:0") -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_STREAM_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("MLX_STREAM_", "GRPC_"))
+        }
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "clients/python/src")])
         flags = ["--model", str(model), "--listen", listen, "--state-dir", str(tmp_path / "state"), "--device", "cpu"]
         flags += ["--log-level", "warning", "--shutdown-grace-seconds", "0.2", *more]
