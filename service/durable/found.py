@@ -5,8 +5,9 @@ Whoever gets one goes on with it, or lets it go. Reading waits for the disk, so 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.contracts.durability import Continuation
@@ -14,6 +15,8 @@ from engine.contracts.errors import CheckpointDamagedError
 from service.durable.token_log import FILE_NAME, TokenLog, open_log, was_begun_at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.contracts.durability import DurableIdentity, DurableStore, KeptGeneration
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,19 @@ class FoundGeneration:
         if self.log is None:
             raise CheckpointDamagedError(self.generation_id, FILE_NAME)
         return self.log
+
+    def is_of(self, key: str, caller: str, prompt_ids: Sequence[int]) -> bool:
+        """Whether it is of this request, by what stands in its files: names of folders can be changed."""
+        if self.log is not None:
+            return (self.log.header.key, self.log.header.caller) == (key, caller)
+        return self.with_prompt(prompt_ids).kept.facts is not None
+
+    def with_prompt(self, prompt_ids: Sequence[int]) -> FoundGeneration:
+        """The same without a checkpoint that is of another prompt."""
+        facts = self.kept.facts
+        if facts is None or facts.tokens[: facts.prompt_tokens] == tuple(prompt_ids):
+            return self
+        return replace(self, kept=replace(self.kept, facts=None, state=None))
 
     def let_go(self) -> None:
         """Unlock it for others."""
@@ -96,30 +112,49 @@ def open_found(store: DurableStore, generation_id: str) -> FoundGeneration:
     return FoundGeneration(kept=kept, log=log)
 
 
-def find_found(store: DurableStore, key: str) -> FoundGeneration | None:
+def find_found(store: DurableStore, key: str, caller: str, prompt_ids: Sequence[int]) -> FoundGeneration | None:
     """Lock and read the newest generation of this key whose end nobody has had; None when there is none.
+
+    One whose files say that they are of another request than the name of its folder does is passed over.
 
     Raises:
         CheckpointDamagedError: there is one, and nothing of it is whole. It is gone by then.
     """
-    while (kept := store.find(key)) is not None:
-        generation_id = kept.folder.generation_id
-        try:
-            log = open_log(kept.folder.path, generation_id)
-        except CheckpointDamagedError:
-            log = None
-        found = FoundGeneration(kept=kept, log=log)
-        if log is None and kept.facts is None:
-            was_begun = was_begun_at(kept.folder.path)
-            found.remove()
-            if was_begun or kept.damaged:
-                raise CheckpointDamagedError(generation_id, FILE_NAME)
-        elif log is None or not log.was_delivered:
-            _tell_of_damage(kept, log)
-            return found
-        else:
-            found.remove()  # whoever asks again wants another one
+    with contextlib.ExitStack() as passed:
+        while (kept := store.find(key)) is not None:
+            found = _usable(kept)
+            if found is None:
+                continue
+            if found.is_of(key, caller, prompt_ids):
+                return found
+            passed.callback(found.let_go)
+            logger.warning("a generation is kept under the name of another, and passed over")
     return None
+
+
+def _usable(kept: KeptGeneration) -> FoundGeneration | None:
+    """What a caller may go on with; None when its end was had, or nothing was ever written. That is gone then.
+
+    Raises:
+        CheckpointDamagedError: nothing of it is whole. It is gone by then.
+    """
+    generation_id = kept.folder.generation_id
+    try:
+        log = open_log(kept.folder.path, generation_id)
+    except CheckpointDamagedError:
+        log = None
+    found = FoundGeneration(kept=kept, log=log)
+    if log is None and kept.facts is None:
+        was_begun = was_begun_at(kept.folder.path)
+        found.remove()
+        if was_begun or kept.damaged:
+            raise CheckpointDamagedError(generation_id, FILE_NAME)
+        return None
+    if log is not None and log.was_delivered:
+        found.remove()  # whoever asks again wants another one
+        return None
+    _tell_of_damage(kept, log)
+    return found
 
 
 def _tell_of_damage(kept: KeptGeneration, log: TokenLog | None) -> None:

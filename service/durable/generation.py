@@ -185,6 +185,11 @@ class DurableGeneration:
         if self._attachment is None and not self.is_running:
             self._go(remove=True)
 
+    def wait_no_longer(self) -> None:
+        """As if the grace period were over, if it has come to its end and nobody reads."""
+        if self._attachment is None and not self.is_running:
+            self._go(remove=self.log.was_delivered)
+
     def drain(self) -> None:
         """Give the row up as soon as nobody reads: the server is about to end."""
         self._is_draining = True
@@ -224,6 +229,8 @@ class DurableGeneration:
             return
         if self.is_running or self.log.has_come_to_its_end:
             self._stop_timer()
+            if not self.is_running:
+                self.log.rest_file()
             self._timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up)
         else:
             self._go(remove=False)

@@ -33,6 +33,8 @@ T = TypeVar("T")
 # How long a generation may be held by somebody who is letting go of it, before a caller is told to try again.
 BUSY_SECONDS: Final = 1.0
 BUSY_PAUSE_SECONDS: Final = 0.05
+MAX_ENDED: Final = 256
+"""Generations that have come to their end and wait for a reader: each locks a folder, which takes a descriptor."""
 _GENERATION_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -45,6 +47,7 @@ class DurableGenerations:
         self._live = live
         self._grace_seconds = grace_seconds
         self._here: dict[str, DurableGeneration] = {}
+        self._has_told_of_no_log = False
 
     @property
     def here(self) -> tuple[DurableGeneration, ...]:
@@ -67,7 +70,8 @@ class DurableGenerations:
         key = call.key(acceptance)
         found = None
         if self._joinable(key, call.request.request_id) is None:
-            found = await _beside(find_found, self._engine.durable_store, key, undo=_let_go)
+            asked = (key, call.request.caller, acceptance.prompt_ids)
+            found = await _beside(find_found, self._engine.durable_store, *asked, undo=_let_go)
         here = self._joinable(key, call.request.request_id)
         if here is not None or (found is not None and found.identity != acceptance.identity):
             _let_go(found)
@@ -175,11 +179,16 @@ class DurableGenerations:
             return self._keep(call, log, folder)
         try:
             self._live.require_open()
-            continuation = found.continuation(only_logged=acceptance.options.logprobs)
+            continuation = found.with_prompt(acceptance.prompt_ids).continuation(
+                only_logged=acceptance.options.logprobs
+            )
             acceptance = acceptance.continuing(folder.generation_id, continuation)
-            if log is None:
-                log = _new_log(call, acceptance, folder, folder.key)
-            return self._run(call, acceptance, log, folder, continuation)
+            if log is not None:
+                return self._run(call, acceptance, log, folder, continuation)
+            log = self._new_log(call, acceptance, folder, folder.key)
+            if not log.has_file:
+                folder.release()
+            return self._run(call, acceptance, log, folder if log.has_file else None, continuation)
         except BaseException:
             found.let_go()
             raise
@@ -193,11 +202,30 @@ class DurableGenerations:
             if twin is not None:  # the same request, sent twice at once
                 _discard(folder)
                 return twin
-            log = _new_log(call, acceptance, folder, key)
+            log = self._new_log(call, acceptance, folder, key)
+            if not log.has_file:
+                _discard(folder)
+                folder = None
             return self._run(call, acceptance, log, folder, None)
         except BaseException:
             _discard(folder)
             raise
+
+    def _new_log(
+        self, call: DurableCall, acceptance: DurableAcceptance, folder: DurableFolder | None, key: str
+    ) -> TokenLog:
+        """The log of a generation that is about to begin. A disk that takes no file costs its durability alone."""
+        log = TokenLog(call.header(acceptance, key))
+        if folder is None:
+            return log
+        try:
+            log.create_file(folder.path)
+            self._has_told_of_no_log = False
+        except OSError as error:
+            if not self._has_told_of_no_log:
+                self._has_told_of_no_log = True
+                logger.warning("logs of generations cannot be made (%s): they cannot be resumed", error.strerror)
+        return log
 
     def _run(
         self,
@@ -222,6 +250,9 @@ class DurableGenerations:
             on_gone=self._forget_here,
         )
         self._here[generation.generation_id] = generation
+        ended = [one for one in self.here if one is not generation and not one.is_running and not one.is_read]
+        for one in ended[: max(0, len(ended) - MAX_ENDED)]:
+            one.wait_no_longer()
         return generation
 
     def _forget_here(self, generation: DurableGeneration) -> None:
@@ -232,17 +263,6 @@ def _require_owner(header: LogHeader, caller: str) -> None:
     """Raise `NotFoundError` for another caller: what is not theirs is not there."""
     if header.caller != caller:
         raise NotFoundError("generation", header.generation_id)
-
-
-def _new_log(call: DurableCall, acceptance: DurableAcceptance, folder: DurableFolder | None, key: str) -> TokenLog:
-    """The log of a generation that is about to begin. A disk that takes no file costs its durability alone."""
-    log = TokenLog(call.header(acceptance, key))
-    if folder is not None:
-        try:
-            log.create_file(folder.path)
-        except OSError as error:
-            logger.warning("the log of a generation cannot be made (%s): it cannot be resumed", error.strerror)
-    return log
 
 
 def _let_go(found: FoundGeneration | None) -> None:

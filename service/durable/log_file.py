@@ -105,11 +105,12 @@ class LogFile:
         Raises:
             OSError: the file cannot be opened.
         """
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._path = path
         self._name = path.name
         self._unwritten = bytearray()
         self._failed = False
-        self._descriptor: int | None = os.open(path, flags, 0o600)
+        self._rests = False
+        self._descriptor: int | None = self._opened(os.O_CREAT)
         self._written_bytes = 0 if after is None else after.good_bytes
         self._record_ends = {self._written_bytes}
         if after is not None and not after.is_whole:
@@ -124,6 +125,7 @@ class LogFile:
 
     def append(self, kind: RecordKind, payload: bytes) -> None:
         """Add a record. Never raises: a disk that fails is told of once, and the generation goes on."""
+        self._wake()
         if self._descriptor is None:
             return
         frame, self._checksum = _framed(kind, payload, self._checksum)
@@ -136,9 +138,30 @@ class LogFile:
         """Whether the file holds all records."""
         return self._descriptor is not None and not self._unwritten
 
+    def rest(self) -> None:
+        """Hold no descriptor until the next record; without effect while something is to be written."""
+        if self.is_written and self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor, self._rests = None, True
+
+    def _wake(self) -> None:
+        if self._rests:
+            self._rests = False
+            try:
+                self._descriptor = self._opened()
+            except OSError as error:
+                logger.warning("%s is written no further (%s)", self._name, error.strerror)
+                with contextlib.suppress(OSError):
+                    os.truncate(self._path, self._written_bytes - 1)  # so that it shows
+
+    def _opened(self, more_flags: int = 0) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | more_flags
+        return os.open(self._path, flags, 0o600)
+
     def close(self) -> None:
         """Let go of the file. Idempotent; what could not be written is lost."""
         descriptor, self._descriptor = self._descriptor, None
+        self._rests = False
         self._unwritten = bytearray()
         if descriptor is not None:
             os.close(descriptor)

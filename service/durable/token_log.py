@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
+import os
 import struct
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
@@ -101,11 +103,24 @@ class TokenLog:
         """Begin the file of a new generation, or one anew whose file is unusable.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be made, or takes nothing.
         """
         self._file = LogFile(folder / FILE_NAME)
         self._append(RecordKind.HEADER, self.header.encode())
         self._append(RecordKind.MACHINE, _Loss.NONE.to_bytes() + running_machine())
+        if not self._file.is_written:
+            self.close_file()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @property
+    def has_file(self) -> bool:
+        """Whether it is kept on disk."""
+        return self._file is not None
+
+    def rest_file(self) -> None:
+        """Take no file descriptor until there is more to write."""
+        if self._file is not None:
+            self._file.rest()
 
     def close_file(self) -> None:
         """Let go of the file. Idempotent."""
@@ -158,6 +173,7 @@ class TokenLog:
         if self.has_come_to_its_end and not self.was_delivered:
             self.was_delivered = True
             self._append(RecordKind.DELIVERED, b"")
+            self.rest_file()
 
     def mark(self, sequence: int, position: Position) -> None:
         """The message of this number, which is about to be sent, leads to `position`, unless it was sent before."""

@@ -282,6 +282,7 @@ class FakeEngine:
         self.acceptance: Callable[[], Awaitable[None]] | None = None
         self.requests: list[GenerationRequest] = []
         self.generations: list[FakeGeneration] = []
+        self.folders: list[object] = []
         self.accepted = asyncio.Event()
         self.live: dict[str, FakeGeneration] = {}
         self.state = EngineState.READY
@@ -430,6 +431,7 @@ class FakeEngine:
         request = dataclasses.replace(request, request_id=acceptance.request_id)
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
+        self.folders.append(folder)
         known = () if continuation is None else continuation.generated
         return self._run(request, acceptance.generation_id, known)
 

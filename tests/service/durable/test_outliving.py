@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -10,6 +13,7 @@ import pytest
 
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import admin_pb2
+from service.durable import generations, log_file
 from tests.service.durable.fake_store import FakeStore
 from tests.service.durable.lives import (
     EVERYTHING,
@@ -184,6 +188,67 @@ async def test_a_log_without_its_end_is_told_where_the_end_is_needed_and_goes_on
         assert error is None
         assert words_of([*before[:-1], *rest]) == list(range(len(WORDS)))
         await assert_the_end_is_lost()  # whatever was sent under its number meanwhile
+
+
+async def test_a_folder_under_the_name_of_another_request_is_passed_over(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        await left_after(Life(serving, words), 5)
+        (mine,) = store.keys.values()
+    async with serve(engine_of(store, words)) as serving:
+        other, _ = await left_after(Life(serving, words), 3, options={"max_tokens": 9})
+    store.keys = {other: mine}
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        words.allow()
+        responses, error = await read_all(life.ask())
+        assert error is None
+        assert responses[0].started.generation_id != other
+        assert [generation.known for generation in life.generations] == [()]
+    assert other in store.keys
+    assert not store.held
+
+
+async def test_a_generation_without_a_log_does_not_pass_for_a_durable_one(
+    life: Life, store: FakeStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(log_file.os, "write", refuse)
+    life.words.allow()
+    for _ in range(2):
+        responses, error = await read_all(life.ask())
+        assert error is None
+        assert text_of(responses) == EVERYTHING
+    assert life.serving.engine.folders == [None, None]
+    assert not list(store.root.iterdir())
+    assert len([record for record in caplog.records if "logs of generations cannot be made" in record.message]) == 1
+
+
+async def test_ended_generations_hold_no_log_open_and_the_oldest_are_not_waited_for(
+    life: Life, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "MAX_ENDED", 2)
+    life.words.allow()
+    before = open_logs()
+    ids = []
+    for place in range(5):
+        responses, _ = await read_all(life.ask(request_id=f"r{place}"))
+        ids.append(responses[0].started.generation_id)
+    await life.until(lambda: open_logs() == before)
+    assert {one.generation_id for one in life.serving.durable.here} == set(ids[2:])
+    again, error = await read_all(life.resume(ids[-1], 3))
+    assert error is None
+    assert_grammar(again, 3)
+    _, error = await read_all(life.resume(ids[0]))
+    assert error is not None
+    assert reason_of(error) == "RESUME_POINT_GONE"
+
+
+def open_logs() -> int:
+    """Descriptors of token logs that this process holds."""
+    return sum(one.resolve().name == "tokens.log" for one in Path("/proc/self/fd").iterdir())
 
 
 async def test_without_a_disk_it_survives_a_lost_connection_all_the_same(life: Life, store: FakeStore) -> None:
