@@ -171,14 +171,13 @@ class DurableGeneration:
     def leave(self) -> None:
         """Let go of everything now; for the end of the process, and to go on anew.
 
-        What is kept on disk stays, unless the end was sent and the call that had it is over.
+        What is kept on disk stays, also if the end was sent: it may be lost on the way still.
         """
         self.abort(AbortReason.DISCONNECTED)
-        is_over = self.log.was_delivered and self._attachment is None
         if self._attachment is not None:
             self._attachment.lose()
             self._attachment = None
-        self._go(remove=is_over)
+        self._go(remove=False)
 
     def discard(self) -> None:
         """Remove what is kept of it; nothing runs and nobody reads any more."""

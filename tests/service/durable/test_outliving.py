@@ -113,29 +113,11 @@ async def test_the_identical_request_goes_on_in_another_server_too(store: FakeSt
         assert again[0].started.generation_id != generation_id  # that one had come to its end
 
 
-async def test_what_was_sent_to_its_end_is_removed_when_the_server_ends(store: FakeStore) -> None:
-    words = Words()
-    words.allow()
-    async with serve(engine_of(store, words)) as serving:
-        life = Life(serving, words)
-        responses, _ = await read_all(life.ask())
-        await life.until(lambda: not any(one.is_read for one in serving.durable.here))
-        assert store.held
-    assert not store.held
-    assert not list(store.root.iterdir())
-    async with serve(engine_of(store, words)) as serving:
-        _, error = await read_all(Life(serving, words).resume(responses[0].started.generation_id, 3))
-        assert error is not None
-        assert (error.code(), reason_of(error)) == (grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE")
-
-
-async def test_a_finished_generation_is_told_again_by_another_server_after_a_crash(store: FakeStore) -> None:
+async def test_a_finished_generation_is_told_again_by_another_server(store: FakeStore) -> None:
     words = Words()
     words.allow()
     async with serve(engine_of(store, words)) as serving:
         responses, _ = await read_all(Life(serving, words).ask())
-        serving.durable.close = lambda: None  # the process is killed
-    store.held.clear()
     async with serve(engine_of(store, words)) as serving:
         life = Life(serving, words)
         again, error = await read_all(life.resume(responses[0].started.generation_id, 3))
