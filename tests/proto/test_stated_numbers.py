@@ -52,6 +52,7 @@ IN_OTHER_WORDS = {
     "HlgShaper.x_floor": "From 0 to 0.001 below `x_m`.",
     "HlgShaper.y_floor": "From 0 to `y_m`.",
     "DenoisingOptions.t_max": "At least `t_min`.",
+    "AdapterSelection.scale": "Any number that float32 can hold",
 }
 
 

@@ -740,7 +740,7 @@ type AdapterSelection struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The id under which it was mounted. 1 to 256 characters.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Strength that replaces the adapter's own. Any finite number; default: the adapter's own.
+	// Strength that replaces the adapter's own. Any number that float32 can hold; default: the adapter's own.
 	Scale         *float64 `protobuf:"fixed64,2,opt,name=scale,proto3,oneof" json:"scale,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -515,7 +515,7 @@ pub struct AdapterSelection {
     /// The id under which it was mounted. 1 to 256 characters.
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
-    /// Strength that replaces the adapter's own. Any finite number; default: the adapter's own.
+    /// Strength that replaces the adapter's own. Any number that float32 can hold; default: the adapter's own.
     #[prost(double, optional, tag = "2")]
     pub scale: ::core::option::Option<f64>,
 }
