@@ -72,13 +72,13 @@ class Attachment:
         self.reader.require_place()
         self.generation.log.deliver()
 
-    def lose(self) -> None:
-        """Another call reads from now on: this one ends where it waits for an event, or comes to send a message.
+    def lose(self, reason: EngineError | None = None) -> None:
+        """This call ends where it waits for an event, or comes to send a message; by default another reads from now on.
 
         A message that is being sent is not cut off, since gRPC takes no status before it is through; if its reader has
         stopped reading, the call ends with its connection, and holds nothing up until then.
         """
-        self.reader.take_away()
+        self.reader.take_away(reason)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -168,14 +168,14 @@ class DurableGeneration:
                 self.abort(AbortReason.SHUTDOWN)
             self._settle()
 
-    def leave(self) -> None:
-        """Let go of everything now; for the end of the process, and to go on anew.
+    def leave(self, reason: EngineError | None = None) -> None:
+        """Let go of everything now; to go on anew, or at the end of the process, which is a reader's `reason` then.
 
         What is kept on disk stays, also if the end was sent: it may be lost on the way still.
         """
         self.abort(AbortReason.DISCONNECTED)
         if self._attachment is not None:
-            self._attachment.lose()
+            self._attachment.lose(reason)
             self._attachment = None
         self._go(remove=False)
 

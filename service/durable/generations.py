@@ -131,7 +131,7 @@ class DurableGenerations:
     def close(self) -> None:
         """Let go of everything; the engine has stopped."""
         for generation in self.here:
-            generation.leave()
+            generation.leave(UnavailableError("stopped", "the service is shutting down"))
 
     def _joinable(self, key: str, request_id: str) -> DurableGeneration | None:
         """One of this key that is awaited, and that nobody reads or whose very request this is."""

@@ -16,6 +16,7 @@ from service.errors import TakenOverError
 from service.stream import SentBefore
 
 if TYPE_CHECKING:
+    from engine.contracts.errors import EngineError
     from service.durable.token_log import TokenLog
 
 LogEvent: TypeAlias = event_pb2.Started | SentBefore | PrefillProgress | TokensGenerated | GenerationFinished
@@ -36,7 +37,7 @@ class LogReader:
         self._last_sent = log.marks.last
         self._resumed_tokens = len(log.tokens) if log.marks.last else 0
         self._changed = asyncio.Event()
-        self.is_taken = False
+        self._taken_for: EngineError | None = None
         self._has_started = False
         self._progress: PrefillProgress | None = None
         log.listeners.add(self._changed)
@@ -45,16 +46,21 @@ class LogReader:
         """Listen no more. Idempotent."""
         self._log.listeners.discard(self._changed)
 
-    def take_away(self) -> None:
-        """Another call reads from now on: whoever waits here is told."""
+    def take_away(self, reason: EngineError | None = None) -> None:
+        """Whoever waits here is told `reason`; by default that another call reads from now on."""
         self.close()
-        self.is_taken = True
+        self._taken_for = reason or TakenOverError(self._log.header.generation_id)
         self._changed.set()
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether this reader may read no more."""
+        return self._taken_for is not None
+
     def require_place(self) -> None:
-        """Raise `TakenOverError` if another call reads in the place of this one."""
-        if self.is_taken:
-            raise TakenOverError(self._log.header.generation_id)
+        """Raise `TakenOverError` if another call reads in the place of this one, or why else it may not go on."""
+        if self._taken_for is not None:
+            raise self._taken_for
 
     async def next_event(self) -> LogEvent:
         """Wait for the next event: started, then progress and tokens, then the end (again, if asked again).

@@ -306,3 +306,17 @@ async def test_a_call_on_its_way_in_when_draining_begins_neither_begins_nor_goes
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert serving.engine.generations == []
         assert not store.held
+
+
+async def test_a_server_that_ends_tells_the_only_reader_so_and_not_that_another_has_come(store: FakeStore) -> None:
+    """A client goes on after UNAVAILABLE; what another call has taken over it must leave alone."""
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        call = life.ask()
+        words.allow(3)
+        await some(call, 3)
+        serving.durable.close()
+        _, error = await asyncio.wait_for(read_all(call), 10)
+        assert error is not None
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
