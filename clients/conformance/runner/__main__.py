@@ -116,13 +116,19 @@ class Run:
         async with self._turn:
             started = time.monotonic()
             program = await _program(language)
-            for case in self._cases:
-                play = Play(case, program, stage)
-                await play.run()
-                verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
-                self._answers[language][case["name"]] = play.answers
-                if program.has_ended:
-                    program = await _program(language)
+            # What fails is played once more at the end, and told: the clocks of a crowded machine are not the client's.
+            for again in (False, True):
+                for case in self._cases:
+                    if again and verdicts[case["name"]].outcome == "passed":
+                        continue
+                    play = Play(case, program, stage)
+                    await play.run()
+                    verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
+                    self._answers[language][case["name"]] = play.answers
+                    if play.failures:
+                        _say(f"{language}: {case['name']} failed{' again' if again else ''}: {play.failures[0]}")
+                    if program.has_ended:
+                        program = await _program(language)
             try:
                 await program.end()
             except ProgramError as error:
