@@ -60,8 +60,8 @@ test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files o
 	@$(BIN)/python -m pytest $(TESTS)
 
 # A language whose tools are absent is left out with a word; CI=1 makes that a failure.
-conformance: $(VENV)/run $(VENV)/test ## play the same cases with the clients of all languages, and write docs/conformance.md
-	@$(BIN)/python -m clients.conformance.runner $(if $(CI),--strict)
+conformance: $(VENV)/run $(VENV)/test $(VENV)/check ## play the same cases with the clients of all languages, and write docs/conformance.md
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m clients.conformance.runner $(if $(CI),--strict)
 
 # A real file of K-quants: 250 MB under Google's terms, so it is fetched only when asked for.
 GEMMA3 := build/gemma3/gemma-3-270m-q4_k_m.gguf
