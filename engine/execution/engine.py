@@ -337,7 +337,10 @@ class Engine:
             row=job.row,
         )
         if finished is None:
-            self._thread.submit(job, to=resident.number)
+            try:
+                self._thread.submit(job, to=resident.number)
+            except UnavailableError:
+                raise self._thread.fault or UnavailableError("stopped") from None
             self._live[key] = (generation, acceptance.generation_id)
         else:  # nothing is left to generate
             for event in (*job.first_events(), finished):

@@ -53,6 +53,7 @@ class EngineThread:
         self._errands: list[Errand] = []
         self._stopping = False
         self._ended = False
+        self.fault: EngineError | None = None
         self._batches: dict[int, Batch] = {}
         self._models = 0
         self._tally = StepTally()
@@ -257,7 +258,7 @@ class EngineThread:
     def _end(self, fault: EngineError | None) -> None:
         """Refuse what comes, and end everything that is still here: nobody may wait for a thread that is gone."""
         with self._changed:
-            self._ended = True
+            self._ended, self.fault = True, fault
             jobs = [job for batch in self._batches.values() for job in batch]
             jobs += [job for _, job in self._incoming]
             errands, self._errands = self._errands, []
