@@ -42,7 +42,8 @@ def generation_checkpoint_key(
         binding_identity: what computes: artifact, implementation, the form of its state, and that of the files.
 
     Raises:
-        ValueError: a number is not finite, which options never let through.
+        ValueError: a number is not finite, which options never let through; or the options hold a denoising plan,
+            whose durability is refused before a key is asked for.
     """
     said = checkpoint_policy(
         prompt_ids,
@@ -63,6 +64,8 @@ def checkpoint_policy(
     binding_identity: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What the key is made of; see `generation_checkpoint_key`."""
+    if options.denoising is not None:
+        raise ValueError("version 5 of the key does not cover a denoising plan, which would decide the tokens unheard")
     policy = {
         "version": VERSION,
         "execution": None if execution is None else _execution(execution),

@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from engine.contracts.denoising import DenoisingPlan
 from engine.contracts.execution import ResolvedExecution
 from engine.contracts.hlg import HlgOetf, HlgParametric
 from engine.contracts.option_groups import AdapterSelection
@@ -93,10 +94,19 @@ CHANGES = {
 }
 UNHEARD = {"prefill_chunk_size": 32, "logprobs": True, "top_logprobs": 3, "adapters": (AdapterSelection(id="a"),)}
 """Adapters are heard through the namespace, which holds their revisions."""
+REFUSED = {"denoising": DenoisingPlan(max_canvas_length=8, min_canvas_length=1)}
+"""What decides tokens and is not in version 5: no key is made with it."""
 
 
 def test_every_option_is_known_to_change_the_key_or_not():
-    assert CHANGES.keys() | UNHEARD.keys() == {field.name for field in dataclasses.fields(ResolvedOptions)}
+    known = CHANGES.keys() | UNHEARD.keys() | REFUSED.keys()
+    assert known == {field.name for field in dataclasses.fields(ResolvedOptions)}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_option_that_the_key_cannot_hold_gets_none(name):
+    with pytest.raises(ValueError, match=name):
+        key(**{name: REFUSED[name]})
 
 
 @pytest.mark.parametrize("name", CHANGES)
