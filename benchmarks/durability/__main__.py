@@ -36,12 +36,12 @@ PROMPT_TOKENS = 200
 def main() -> None:
     """Measure, keep, show."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.durability", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="3 pairs of 192 tokens instead of 15 of 512; rough")
+    parser.add_argument("--quick", action="store_true", help="3 pairs of 192 tokens instead of 9 of 256; rough")
     parser.add_argument("--model", default="smollm2-135m", help="alias, folder or .gguf file")
     parser.add_argument("--every-tokens", type=int, default=64, help="tokens between two checkpoints")
     parser.add_argument("--rows", type=int, default=1, help="generations at once")
     arguments = parser.parse_args()
-    pairs, tokens = (3, 192) if arguments.quick else (15, 512)
+    pairs, tokens = (3, 192) if arguments.quick else (9, 256)
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(arguments, Path(folder), pairs, tokens))
     document = {
