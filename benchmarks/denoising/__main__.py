@@ -48,6 +48,7 @@ def requests_of(sampler: str, streams: int, turn: int) -> list[Request]:
 def opened(folder: Path, runtime: Any) -> Any:
     """Our stepper over the files in `folder`."""
     from engine.artifacts.weights import WeightStore
+    from engine.execution.checkpoints import CheckpointKeeper
     from engine.execution.denoising_stepper import DenoisingStepper
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
@@ -67,7 +68,7 @@ def opened(folder: Path, runtime: Any) -> Any:
     wired = WiredScope(limit_bytes=0, set_limit=lambda limit: limit, synchronize=lambda: None)
     nothing_kept: Any = None
     prefixes = PrefixKeeper(PrefixStore(0), nothing_kept)
-    return DenoisingStepper(bind_denoising_model(graph), wired, limits, prefixes)
+    return DenoisingStepper(bind_denoising_model(graph), wired, limits, prefixes, CheckpointKeeper(nothing_kept))
 
 
 def timed(run: Callable[[], list[Answer]]) -> tuple[list[Answer], float, float]:

@@ -67,9 +67,15 @@ def ours(stepper: DenoisingStepper, requests: Sequence[Request]) -> list[Answer]
     """Run all of `requests` at the same time in the engine's own batch."""
     from engine.execution.batch import Batch
     from engine.execution.job import Job
+    from engine.execution.tally import StepTally
 
     told: dict[int, list[Any]] = {index: [] for index in range(len(requests))}
-    batch = Batch(stepper, lambda: 0.0, lambda events: [told[box].append(event) for box, event in events])  # type: ignore[func-returns-value,misc]
+
+    def hear(events: Any) -> None:
+        for box, event in events:
+            told[box].append(event)
+
+    batch = Batch(stepper, lambda: 0.0, hear, StepTally())
     for index, request in enumerate(requests):
         started: Any = None
         batch.submit(Job(row=_row(request), mailbox=index, started=started))  # type: ignore[arg-type]
@@ -82,7 +88,7 @@ def mlx_vlm(model: Any, requests: Sequence[Request]) -> list[Answer]:
     """Run `requests` one after the other: mlx-vlm denoises one canvas at a time."""
     import mlx.core as mx
 
-    diffusion = importlib.import_module("mlx_vlm.generate.diffusion")
+    diffusion: Any = importlib.import_module("mlx_vlm.generate.diffusion")
     diffusion.make_streaming_detokenizer = lambda _: NoText()
     tokenizer = SimpleNamespace(stopping_criteria=lambda token: token == END, decode=str, vocab={})
     answers = []

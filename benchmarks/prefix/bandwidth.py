@@ -61,7 +61,7 @@ def main() -> None:
 
 def filled(builder: CacheBuilder, tokens: int) -> list[Cache]:
     """Caches that hold `tokens` tokens, all alike, since attending to so many different ones takes a minute."""
-    one = builder.make_caches()
+    one: Any = builder.make_caches()
     noise = mx.random.normal((1, KV_HEADS, 1, DIM))
     mx.eval([cache.attend(mx.zeros((1, HEADS, 1, DIM)), noise, noise, scale=1.0) for cache in one])
     long = []

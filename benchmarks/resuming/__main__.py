@@ -32,7 +32,11 @@ def main() -> None:
     parser.add_argument("--row-tile-tokens", type=int, default=8, help="exact rows; 0: off")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    document = {"machine": machine_facts(REPOSITORY), "model": Path(arguments.model).name, "storages": {}}
+    document: dict[str, Any] = {
+        "machine": machine_facts(REPOSITORY),
+        "model": Path(arguments.model).name,
+        "storages": {},
+    }
     for storage in STORAGES:
         document["storages"][storage] = asyncio.run(run(storage, arguments))
     RESULTS.mkdir(exist_ok=True)

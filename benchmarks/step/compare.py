@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.artifacts.artifact import open_artifact
 from engine.contracts.composition import Composition
@@ -101,6 +101,7 @@ def packed_step(graph, composition: Composition, contexts: Sequence[int], *, poo
             if pooled
             else [KvCache(PlainCodec(composed=composed)) for _ in range(geometry.layers)]
         )
+        cache: Any
         for cache in caches:
             keys = mx.random.normal((1, geometry.kv_heads, held, geometry.head_dim))
             cache.attend(mx.zeros((1, geometry.heads, held, geometry.head_dim)), keys, keys, scale=1.0)

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.step.compare import packed_step
 from engine.artifacts.artifact import open_artifact
@@ -50,7 +51,7 @@ def parts_of(graph, composition, rows, held):
     gates, logits = normal((1, rows, 2 * wide.shape[-1])), normal((rows, geometry.vocab_size))
     qkv = normal((rows, heads + 2 * kv_heads, 1, dim))
     builder = CacheBuilder(geometry, composition)
-    caches = [builder.make_caches() for _ in range(rows)]
+    caches: Any = [builder.make_caches() for _ in range(rows)]
     for row in caches:
         for cache in row:
             keys = normal((1, kv_heads, held, dim))
