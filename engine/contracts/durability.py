@@ -118,7 +118,7 @@ class DurableFolder(Protocol):
 
     @property
     def path(self) -> Path:
-        """Where it lies. Files named `checkpoint-*` and `*.part` are the store's; others are their writers'."""
+        """Where it lies. Files named `checkpoint-*`, `*.part` and `delivered` are the store's, others another's."""
 
     def next_base(self) -> Covered | None:
         """What the next checkpoint is to add to; None while one is being written, or the disk has lately failed.
@@ -131,6 +131,13 @@ class DurableFolder(Protocol):
 
     def drop_checkpoints(self) -> None:
         """The generation has come to its own end: its checkpoints go. The rest stays."""
+
+    def deliver(self, *, keep_seconds: float) -> None:
+        """The end of the generation was sent: nobody looks for it any more, but by its id for so long.
+
+        `DurableStore.find` passes it over from now on. It goes when the time is over, also if this process has ended by
+        then; called again, the time begins anew. One small write, which is not waited for longer than that takes.
+        """
 
     def release(self) -> None:
         """Unlock: the generation no longer runs here, and may go on elsewhere. Idempotent."""
@@ -148,13 +155,14 @@ class KeptGeneration:
     """A generation that was found on disk and locked. Whoever gets it has to release or remove its folder.
 
     `facts` and `state` are those of the newest good checkpoint, None where there is none; `damaged` names the files
-    that had to be passed over for it, newest first.
+    that had to be passed over for it, newest first. `was_delivered`: its end was sent.
     """
 
     folder: DurableFolder
     facts: CheckpointFacts | None = None
     state: HeldState | None = None
     damaged: tuple[str, ...] = ()
+    was_delivered: bool = False
 
     def require_good(self) -> CheckpointFacts:
         """The facts.
@@ -191,7 +199,7 @@ class DurableStore(Protocol):
     def find(self, key: str) -> KeptGeneration | None:
         """Lock the newest generation of this key that nobody holds, and read it; None when there is none.
 
-        One without a good checkpoint is passed over if there is another.
+        One that was delivered is passed over, and one without a checkpoint if there is another.
         """
 
     def close(self) -> None:

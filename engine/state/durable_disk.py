@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.durability import KeptGeneration
@@ -31,7 +33,7 @@ QUEUE_BYTES: Final = 256 * 1024**2
 CLOSE_SECONDS: Final = 5.0
 """How long `close` waits for what is queued."""
 SWEEP_SECONDS: Final = 60.0
-"""Time without work after which the worker looks for what is too old or too much."""
+"""How often the worker looks for what is too old or too much, and how far other clocks may be ahead."""
 FAILURE_SECONDS: Final = 5.0
 """How long rows take no checkpoint after the disk has failed."""
 
@@ -50,13 +52,14 @@ class DurableDisk:
 
         Args:
             state_folder: the server's own folder; a sub-folder is made when there is something to write.
-            capacity_bytes: bytes of all generations; of those that nobody runs, the oldest go first.
-            max_age_seconds: how long a generation is kept after it was written last.
+            capacity_bytes: bytes of all generations; of those that nobody runs, the delivered and the oldest go first.
+            max_age_seconds: how long a generation is kept after it was written last, at most.
         """
         self._root = DurableRoot(state_folder)
         self._capacity_bytes = capacity_bytes
         self._max_age_seconds = max_age_seconds
         self._used_bytes = 0
+        self._swept_at = time.monotonic()
         self._failed_at: float | None = None
         self._warned: set[str] = set()
         self._worker = DiskWorker(
@@ -81,7 +84,7 @@ class DurableDisk:
                 kept = self._read(found)
                 if kept is not None:
                     return kept
-                if not self._is_too_old(found):
+                if not self._is_over(found):
                     raise UnavailableError("busy", f"generation {generation_id} runs elsewhere")
                 raise ResumePointGoneError(generation_id)
             if self._root.is_marked(generation_id):
@@ -93,20 +96,17 @@ class DurableDisk:
 
     def find(self, key: str) -> KeptGeneration | None:
         """See `engine.contracts.durability.DurableStore.find`."""
-        bare: KeptGeneration | None = None
         try:
-            for found in self._root.found(key=key):
+            awaited = [found for found in self._root.found(key=key) if found.goes_at is None]
+            for found in sorted(awaited, key=lambda one: not one.has_checkpoint):
                 kept = self._read(found)
-                if kept is None:
-                    continue
-                if bare is not None:
-                    (bare if kept.facts is not None else kept).folder.release()
-                if kept.facts is not None:
+                if kept is not None and not kept.was_delivered:
                     return kept
-                bare = bare or kept
+                if kept is not None:
+                    kept.folder.release()
         except OSError as error:
             self._warn("durable generations cannot be read", error)
-        return bare
+        return None
 
     def close(self) -> None:
         """See `engine.contracts.durability.DurableStore.close`."""
@@ -129,7 +129,8 @@ class DurableDisk:
 
     def make_room(self, needed_bytes: int) -> None:
         """See `engine.state.durable_generation.Disk.make_room`."""
-        if self._used_bytes + needed_bytes > self._capacity_bytes:
+        is_due = time.monotonic() - self._swept_at > SWEEP_SECONDS  # a worker that is never idle comes to it here
+        if is_due or self._used_bytes + needed_bytes > self._capacity_bytes:
             self._sweep(needed_bytes)
         if self._used_bytes + needed_bytes > self._capacity_bytes:
             raise OSError(errno.EDQUOT, "generations that run take the room")
@@ -140,34 +141,46 @@ class DurableDisk:
         self._root.remove(lock, leave_mark=leave_mark)
 
     def _read(self, found: Found) -> KeptGeneration | None:
-        """What is kept of `found`, locked; None if it is too old, or somebody holds it."""
-        if self._is_too_old(found):
+        """What is kept of `found`, locked; None if its time is over, or somebody holds it."""
+        if self._is_over(found):
             return None
         try:
-            lock = self._root.lock(found.path)
+            held = self._root.hold(found)
         except FileNotFoundError:
             return None
-        if lock is None:
+        if held is None:
             return None
-        return GenerationFolder(self, lock, generation_id=found.generation_id, key=found.key).read_newest()
+        lock, found = held
+        kept = GenerationFolder(self, lock, generation_id=found.generation_id, key=found.key).read_newest()
+        return replace(kept, was_delivered=found.goes_at is not None)
 
-    def _is_too_old(self, found: Found) -> bool:
-        return time.time() - found.written_at > self._max_age_seconds
+    def _is_over(self, found: Found) -> bool:
+        """Whether its time is over: that of everything, or that of what was delivered."""
+        now = time.time()
+        return now - found.written_at > self._max_age_seconds or (found.goes_at is not None and now > found.goes_at)
 
     def _sweep(self, needed_bytes: int = 0) -> None:
-        """Remove what is too old, then what was written longest ago, until everything and `needed_bytes` fit."""
+        """Remove what is over, then what is least needed, until everything and `needed_bytes` fit."""
+        self._swept_at = time.monotonic()
         found = self._root.found()
         self._used_bytes = sum(one.size_bytes for one in found)
         for one in reversed(found):
             is_too_much = self._used_bytes + needed_bytes > self._capacity_bytes
-            if (self._is_too_old(one) or is_too_much) and self._remove_unheld(one):
+            if (self._is_over(one) or is_too_much) and self._remove_unheld(one, is_too_much=is_too_much):
                 self._used_bytes -= one.size_bytes
+            elif one.written_at > time.time() + SWEEP_SECONDS:
+                self._renew_unheld(one)
         self._root.clean(time.time() - self._max_age_seconds)
 
-    def _remove_unheld(self, found: Found) -> bool:
+    def _remove_unheld(self, found: Found, *, is_too_much: bool) -> bool:
+        """Remove it if nobody holds it, and it is still over or too much; returns whether it is gone."""
         try:
-            lock = self._root.lock(found.path)
-            if lock is None:
+            held = self._root.hold(found)
+            if held is None:
+                return False
+            lock, found = held
+            if not is_too_much and not self._is_over(found):
+                lock.unlock()
                 return False
             self._root.remove(lock, leave_mark=True)
         except FileNotFoundError:
@@ -176,6 +189,16 @@ class DurableDisk:
             self._warn("durable generations cannot be removed", error)
             return False
         return True
+
+    def _renew_unheld(self, found: Found) -> None:
+        """Let the time of what was written in the future begin now: the clock was set back since."""
+        with suppress(OSError):
+            lock = self._root.lock(found.path)
+            if lock is not None:
+                try:
+                    self._root.renew(lock)
+                finally:
+                    lock.unlock()
 
     def _failed(self, error: OSError) -> None:
         self._failed_at = time.monotonic()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -133,6 +134,11 @@ class GenerationFolder:
         """See `engine.contracts.durability.DurableFolder.drop_checkpoints`."""
         if self._end():
             self._disk.submit(lambda: self._tidy(keep=set()))
+
+    def deliver(self, *, keep_seconds: float) -> None:
+        """See `engine.contracts.durability.DurableFolder.deliver`."""
+        with suppress(OSError):  # a disk that refuses it has to hold the rest until that is too old
+            self._lock.deliver(time.time() + keep_seconds)
 
     def release(self) -> None:
         """See `engine.contracts.durability.DurableFolder.release`."""

@@ -1,9 +1,10 @@
 """Where durable generations lie: one folder for each, named by its id and its key, and locked by whoever runs it.
 
 There is no index: names and locks are all that is asked, so that a kill at any instant leaves nothing to repair, and
-servers can share the place. The kernel drops the locks of a process that dies. What has gone leaves a mark, an empty
-file, so that a caller can be told that it was there. Nothing is trusted unless it is this user's alone, and nothing is
-touched that is not named as we name. Touches no array. Units: bytes and seconds.
+servers can share the place. The kernel drops the locks of a process that dies. What was delivered says so by an empty
+file, dated when it is to go; what has gone leaves a mark, so that a caller can be told that it was there. Nothing is
+trusted unless it is this user's alone, and nothing is touched that is not named as we name. Touches no array.
+Units: bytes, and seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from engine.runtime.private_directory import is_private, make_private_directory
+from engine.state.checkpoint_file import HEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,18 +31,24 @@ _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9a-f]{64})")
 _MARK: Final = re.compile(r"([0-9a-f]{32})\.gone")
 _REMOVED_SUFFIX: Final = ".removed"
 _REMOVED: Final = re.compile(_NAME.pattern + re.escape(_REMOVED_SUFFIX))
+_DELIVERED: Final = "delivered"
 _MAKING_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A generation's folder, as seen without a lock: when anything in it was written last, and what it takes."""
+    """A generation's folder, as seen without a lock: when anything in it was written last, and what it takes.
+
+    `goes_at` is None as long as it was not delivered.
+    """
 
     generation_id: str
     key: str
     path: Path
     written_at: float
     size_bytes: int
+    has_checkpoint: bool
+    goes_at: float | None
 
 
 class FolderLock:
@@ -60,6 +69,21 @@ class FolderLock:
     def is_held(self) -> bool:
         """Whether it is still locked by us."""
         return self._handle is not None
+
+    def deliver(self, goes_at: float) -> None:
+        """Note that it was delivered, and when it is to go; without effect once it is unlocked.
+
+        Raises:
+            OSError: the disk does not take it, or the folder is gone.
+        """
+        if self._handle is None:
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        note = os.open(_DELIVERED, flags, 0o600, dir_fd=self._handle)
+        try:
+            os.utime(note, (goes_at, goes_at))
+        finally:
+            os.close(note)
 
 
 class DurableRoot:
@@ -105,25 +129,44 @@ class DurableRoot:
             raise
         return FolderLock(path, handle)
 
-    def found(self, *, generation_id: str | None = None, key: str | None = None) -> list[Found]:
-        """Generations, all or those of one id or key, and those written last first.
-
-        None if the place is not this user's alone.
+    def hold(self, found: Found) -> tuple[FolderLock, Found] | None:
+        """Lock what was found, and see what it is by now, since others may have had it meanwhile; None while they do.
 
         Raises:
-            OSError: the place cannot be read.
+            FileNotFoundError: it is gone.
+            OSError: it cannot be locked.
+        """
+        lock = self.lock(found.path)
+        if lock is None:
+            return None
+        try:
+            return lock, _seen(found.path, generation_id=found.generation_id, key=found.key)
+        except BaseException:
+            lock.unlock()
+            raise
+
+    def found(self, *, generation_id: str | None = None, key: str | None = None) -> list[Found]:
+        """Generations, all or those of one id or key: those written last first, and what was delivered at the end.
+
+        Raises:
+            OSError: the place cannot be read, or is not this user's alone.
         """
         found = []
         for match in self._named(_NAME):
             if generation_id in (None, match[1]) and key in (None, match[2]):
-                path = self._root / match[0]
                 with suppress(OSError):
-                    written_at, size_bytes = _measured(path)
-                    one = Found(
-                        generation_id=match[1], key=match[2], path=path, written_at=written_at, size_bytes=size_bytes
-                    )
-                    found.append(one)
-        return sorted(found, key=lambda one: one.written_at, reverse=True)
+                    found.append(_seen(self._root / match[0], generation_id=match[1], key=match[2]))
+        return sorted(found, key=lambda one: (one.goes_at is None, one.written_at), reverse=True)
+
+    def renew(self, lock: FolderLock) -> None:
+        """Have a locked folder, and all that is in it, count as written now, but for when it is to go.
+
+        Raises:
+            OSError: it is gone.
+        """
+        for path in (*lock.path.iterdir(), lock.path):
+            if path.name != _DELIVERED:
+                os.utime(path, follow_symlinks=False)
 
     def remove(self, lock: FolderLock, *, leave_mark: bool) -> None:
         """Remove a locked folder with all that is in it, and unlock it. It goes at once or not at all.
@@ -179,13 +222,33 @@ class DurableRoot:
         return True
 
 
-def _measured(folder: Path) -> tuple[float, int]:
-    """When `folder` or a file in it was written last, and the bytes of its files."""
-    written_at, size_bytes = folder.lstat().st_mtime, 0
-    with os.scandir(folder) as entries:
+def _seen(path: Path, *, generation_id: str, key: str) -> Found:
+    """What the files of a folder say of it by their names, sizes and times.
+
+    Raises:
+        OSError: it is gone, or no folder; a link to one is none.
+    """
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    written_at, size_bytes, has_checkpoint = status.st_mtime, 0, False
+    goes_at: float | None = None
+    with os.scandir(path) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
-                written_at = max(written_at, status.st_mtime)
                 size_bytes += status.st_size
-    return written_at, size_bytes
+                has_checkpoint |= HEAD.fullmatch(entry.name) is not None
+                if entry.name == _DELIVERED:
+                    goes_at = status.st_mtime
+                else:
+                    written_at = max(written_at, status.st_mtime)
+    return Found(
+        generation_id=generation_id,
+        key=key,
+        path=path,
+        written_at=written_at,
+        size_bytes=size_bytes,
+        has_checkpoint=has_checkpoint,
+        goes_at=goes_at,
+    )

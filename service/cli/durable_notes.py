@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mlxstream import Durability, Interruption, Resumption
-from service.cli.asking import command_as_invoked, explained
+from mlxstream import (
+    DeadlineExceededError,
+    Durability,
+    Interruption,
+    LocalReason,
+    Resumption,
+    StreamCutError,
+    UnavailableError,
+)
+from service.cli.asking import command_as_invoked
 from service.cli.terminal import tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mlxstream import DurableEvent, TextStream
     from service.cli.terminal import Terminal
 
@@ -19,15 +30,38 @@ def told(terminal: Terminal) -> Durability:
     def say(event: DurableEvent) -> None:
         match event:
             case Interruption(attempt=1):
-                terminal.note(f"lost after {tokens(event.generated_tokens)} ({explained(event.error)}); trying again")
+                terminal.interject(_loss(event))
             case Resumption():
-                terminal.note(f"resumed at try {event.attempt}")
+                terminal.interject("resumed" if event.attempt == 1 else f"resumed at try {event.attempt}")
 
     return Durability(on_event=say)
 
 
-def how_to_go_on(stream: TextStream) -> str:
-    """The command that goes on with a generation that was cancelled; nothing is lost of it."""
-    if stream.started is None:
-        return "nothing is kept of it"
-    return f"go on with `{command_as_invoked()} resume {stream.started.generation_id}`"
+def _loss(event: Interruption) -> str:
+    """What was lost, and why; how far a single call had come is of no interest."""
+    why = "the server went away" if event.error.reason == LocalReason.CONNECTION_LOST else event.error.message
+    when = f"lost after {tokens(event.generated_tokens)}: " if event.generated_tokens else ""
+    return f"{when}{why}; trying again"
+
+
+@contextmanager
+def hinted(terminal: Terminal, stream: TextStream, generation_id: str = "") -> Iterator[None]:
+    """If the block ends because the server is away, or time is up: say how to go on. `generation_id`: see below."""
+    try:
+        yield
+    except (UnavailableError, StreamCutError, DeadlineExceededError):
+        if generation_id or stream.started is not None:
+            terminal.note(how_to_go_on(stream, generation_id))
+        raise
+
+
+def how_to_go_on(stream: TextStream, generation_id: str = "") -> str:
+    """The command that goes on with a generation; nothing is lost of it.
+
+    `generation_id` is its name where that is known without a word from the server.
+    """
+    if stream.started is not None:
+        generation_id = stream.started.generation_id
+    if not generation_id:
+        return "it had not begun: nothing is kept of it"
+    return f"go on with `{command_as_invoked()} resume {generation_id}`"

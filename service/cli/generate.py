@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -29,7 +30,7 @@ from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
               help="Show that many of the most likely tokens at each place; implies --logprobs.")  # fmt: skip
 @click.option("--show-canvas", is_flag=True,
               help="Watch a block-diffusion model revise its blocks; the answer is written at the end.")  # fmt: skip
-@click.option("--durable", is_flag=True, help="Survive a lost connection and a server that restarts.")
+@click.option("--durable", is_flag=True, help="Survive a lost connection, and a server that ends and is started again.")
 @option_flags
 @connection_flags
 def generate(
@@ -69,9 +70,10 @@ def generate(
         stream = client.stream(
             asked, model=model, delivery=delivery, durable=durable_notes.told(terminal) if durable else False, **wanted
         )
-        if as_json:
-            return show_as_json(stream, sys.stdout)
-        answer = terminal.show(stream)
+        with durable_notes.hinted(terminal, stream) if durable else nullcontext():
+            if as_json:
+                return show_as_json(stream, sys.stdout)
+            answer = terminal.show(stream)
         if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
         if answer.interrupted and durable:

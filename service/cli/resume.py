@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from service.cli.asking import EXIT_INTERRUPTED, Credentials, answer_flags, connected
-from service.cli.durable_notes import how_to_go_on, told
+from service.cli.durable_notes import hinted, how_to_go_on, told
 from service.cli.terminal import Terminal, show_as_json
 
 
@@ -33,9 +33,10 @@ def resume(
     terminal = Terminal(sys.stdout, Console(stderr=True))
     with connected(target, timeout_seconds, credentials) as client:
         stream = client.resume(generation_id, after_sequence=after_sequence, durable=told(terminal))
-        if as_json:
-            return show_as_json(stream, sys.stdout)
-        if terminal.show(stream).interrupted:
-            terminal.note(how_to_go_on(stream))
-            raise SystemExit(EXIT_INTERRUPTED)
+        with hinted(terminal, stream, generation_id):
+            if as_json:
+                return show_as_json(stream, sys.stdout)
+            if terminal.show(stream).interrupted:
+                terminal.note(how_to_go_on(stream, generation_id))
+                raise SystemExit(EXIT_INTERRUPTED)
         return None

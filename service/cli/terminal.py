@@ -52,6 +52,7 @@ class Terminal:
         self._console = console
         self._spaced = spaced
         self._canvas = canvas
+        self._progress = ProgressLine(console)
         self._pieces: list[str] = []
         self._tokens: list[GeneratedToken] = []
         self._prefill = Heartbeat()
@@ -81,9 +82,16 @@ class Terminal:
         """Say something beside the answer."""
         self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
 
+    def interject(self, text: str) -> None:
+        """Say something while an answer is being written: on a line of its own, where both share a screen."""
+        self._progress.clear()
+        if self._output.isatty() and self._is_within_line():
+            self._console.line()
+        self.note(text)
+
     def _follow(self, stream: TextStream) -> None:
         draws = False
-        with ProgressLine(self._console) as line:
+        with self._progress as line:
             for response in stream.events():
                 event = response.WhichOneof("event")
                 if event == "heartbeat" and not self._pieces and not draws:
@@ -119,11 +127,16 @@ class Terminal:
             self._put("".join(self._pieces))
 
     def _end_line(self) -> None:
-        if any(self._pieces) and not "".join(self._pieces[-1:]).endswith("\n"):
+        if self._is_within_line():
             self._output.write("\n")
             self._output.flush()
         if self._pieces:
             self._space()
+
+    def _is_within_line(self) -> bool:
+        """Whether the text so far does not end with a line."""
+        written = [piece for piece in self._pieces if piece]
+        return bool(written) and not written[-1].endswith("\n")
 
     def _space(self) -> None:
         if self._spaced:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.contracts.durability import Continuation
-from engine.contracts.errors import CheckpointDamagedError
+from engine.contracts.errors import CheckpointDamagedError, CheckpointMismatchError
 from service.durable.token_log import FILE_NAME, TokenLog, open_log, was_begun_at
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ class FoundGeneration:
     def identity(self) -> DurableIdentity:
         """What it was made with."""
         return self.log.header.identity if self.log is not None else self.kept.require_good().identity
+
+    def require_identity(self, served: DurableIdentity) -> None:
+        """Raise `CheckpointMismatchError`, which names the differences, unless it was made with what is `served`."""
+        differences = self.identity.differences(served)
+        if differences:
+            raise CheckpointMismatchError(self.generation_id, differences)
 
     def require_log(self) -> TokenLog:
         """The log.
@@ -118,22 +124,29 @@ def find_found(store: DurableStore, key: str, caller: str, prompt_ids: Sequence[
     One whose files say that they are of another request than the name of its folder does is passed over.
 
     Raises:
-        CheckpointDamagedError: there is one, and nothing of it is whole. It is gone by then.
+        CheckpointDamagedError: nothing is whole of those that there are. They are gone by then.
     """
+    damage: CheckpointDamagedError | None = None
     with contextlib.ExitStack() as passed:
         while (kept := store.find(key)) is not None:
-            found = _usable(kept)
+            try:
+                found = _usable(kept)
+            except CheckpointDamagedError as error:
+                damage = error
+                continue
             if found is None:
                 continue
             if found.is_of(key, caller, prompt_ids):
                 return found
             passed.callback(found.let_go)
             logger.warning("a generation is kept under the name of another, and passed over")
+    if damage is not None:
+        raise damage
     return None
 
 
 def _usable(kept: KeptGeneration) -> FoundGeneration | None:
-    """What a caller may go on with; None when its end was had, or nothing was ever written. That is gone then.
+    """What a caller may go on with; None when nothing was ever written. That is gone then.
 
     Raises:
         CheckpointDamagedError: nothing of it is whole. It is gone by then.
@@ -149,9 +162,6 @@ def _usable(kept: KeptGeneration) -> FoundGeneration | None:
         found.remove()
         if was_begun or kept.damaged:
             raise CheckpointDamagedError(generation_id, FILE_NAME)
-        return None
-    if log is not None and log.was_delivered:
-        found.remove()  # whoever asks again wants another one
         return None
     _tell_of_damage(kept, log)
     return found

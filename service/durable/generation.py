@@ -70,7 +70,7 @@ class Attachment:
             TakenOverError: another call has taken the generation over; whether the end arrives is for that one to say.
         """
         self.reader.require_place()
-        self.generation.log.deliver()
+        self.generation.deliver()
 
     def lose(self, reason: EngineError | None = None) -> None:
         """This call ends where it waits for an event, or comes to send a message; by default another reads from now on.
@@ -101,10 +101,12 @@ class DurableGeneration:
         folder: DurableFolder | None,
         grace_seconds: float,
         on_gone: Callable[[DurableGeneration], None],
+        was_delivered: bool = False,
     ) -> None:
         """Nothing runs yet. Without a `folder` it ends with this process, or its grace period."""
         self.log = log
         self.delivery = delivery
+        self._was_delivered = was_delivered
         self._folder = folder
         self._grace_seconds = grace_seconds
         self._on_gone = on_gone
@@ -133,7 +135,7 @@ class DurableGeneration:
     @property
     def is_awaited(self) -> bool:
         """Whether it is going on, or has come to an end that nobody has had."""
-        return self.is_running or (self.log.has_come_to_its_end and not self.log.was_delivered)
+        return self.is_running or (self.log.has_come_to_its_end and not self._was_delivered)
 
     def run(self, attempt: Generation) -> None:
         """Fill the log from `attempt` until that ends."""
@@ -145,6 +147,10 @@ class DurableGeneration:
         """End the attempt that is under way, if one is."""
         if self._attempt is not None:
             self._attempt.abort(reason)
+
+    def deliver(self) -> None:
+        """The own end was sent: nobody waits for it any more, but by a loss on the way."""
+        self._was_delivered = self.log.has_come_to_its_end
 
     def attach(self, after_sequence: int, delivery: Delivery | None = None) -> Attachment:
         """Read on from there, in the place of any other call; `delivery` None packs messages as for the one before.
@@ -171,7 +177,7 @@ class DurableGeneration:
     def leave(self, reason: EngineError | None = None) -> None:
         """Let go of everything now; to go on anew, or at the end of the process, which is a reader's `reason` then.
 
-        What is kept on disk stays, also if the end was sent: it may be lost on the way still.
+        What is kept on disk stays, also if the end was sent, which may be lost on the way still: it has its time there.
         """
         self.abort(AbortReason.DISCONNECTED)
         if self._attachment is not None:
@@ -185,9 +191,9 @@ class DurableGeneration:
             self._go(remove=True)
 
     def wait_no_longer(self) -> None:
-        """As if the grace period were over, if it has come to its end and nobody reads."""
+        """Leave it to the disk, if nothing runs and nobody reads."""
         if self._attachment is None and not self.is_running:
-            self._go(remove=self.log.was_delivered)
+            self._go(remove=False)
 
     def drain(self) -> None:
         """Give the row up as soon as nobody reads: the server is about to end."""
@@ -230,6 +236,8 @@ class DurableGeneration:
             self._stop_timer()
             if not self.is_running:
                 self.log.rest_file()
+            if self._was_delivered and self._folder is not None:
+                self._folder.deliver(keep_seconds=self._grace_seconds)
             self._timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up)
         else:
             self._go(remove=False)
@@ -239,7 +247,7 @@ class DurableGeneration:
         if self.is_running:
             self.abort(AbortReason.DISCONNECTED)
         else:
-            self._go(remove=self.log.was_delivered)
+            self._go(remove=self._was_delivered)
 
     def _go(self, *, remove: bool) -> None:
         """Let go of file and folder, and `remove` what nobody needs any more."""

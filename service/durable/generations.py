@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from engine.contracts.errors import CheckpointMismatchError, EngineError, NotFoundError, UnavailableError
@@ -34,8 +33,7 @@ T = TypeVar("T")
 BUSY_SECONDS: Final = 1.0
 BUSY_PAUSE_SECONDS: Final = 0.05
 MAX_ENDED: Final = 256
-"""Generations that have come to their end and wait for a reader: each locks a folder, which takes a descriptor."""
-_GENERATION_ID = re.compile(r"[0-9a-f]{32}")
+"""Generations that have come to their end and are still held: each locks a folder, which takes a descriptor."""
 
 
 class DurableGenerations:
@@ -144,8 +142,6 @@ class DurableGenerations:
 
     async def _opened(self, generation_id: str) -> FoundGeneration:
         """What is kept of a generation; whoever holds it may be about to let go of it."""
-        if not _GENERATION_ID.fullmatch(generation_id):
-            raise NotFoundError("generation", generation_id[:64])
         store, latest = self._engine.durable_store, asyncio.get_running_loop().time() + BUSY_SECONDS
         while True:
             try:
@@ -162,12 +158,10 @@ class DurableGenerations:
         log.position_after(after_sequence)
         call = DurableCall.of_header(log.header)
         if log.has_come_to_its_end:  # whatever is served now
-            return self._keep(call, log, found.kept.folder)
-        served = await asyncio.to_thread(self._engine.durable_identity, call.request)
-        differences = found.identity.differences(served)
-        if differences:
-            raise CheckpointMismatchError(found.generation_id, differences)
+            return self._keep(call, log, found.kept.folder, was_delivered=found.kept.was_delivered)
+        found.require_identity(await asyncio.to_thread(self._engine.durable_identity, call.request))
         acceptance = await self._engine.prepare(call.request)
+        found.require_identity(acceptance.identity)  # another model may have come meanwhile
         if call.key(acceptance) != found.kept.folder.key:
             raise CheckpointMismatchError(found.generation_id, ["defaults"])
         return self._go_on(call, acceptance, found)
@@ -241,13 +235,16 @@ class DurableGenerations:
         generation.run(attempt)
         return generation
 
-    def _keep(self, call: DurableCall, log: TokenLog, folder: DurableFolder | None) -> DurableGeneration:
+    def _keep(
+        self, call: DurableCall, log: TokenLog, folder: DurableFolder | None, *, was_delivered: bool = False
+    ) -> DurableGeneration:
         generation = DurableGeneration(
             log=log,
             delivery=call.delivery,
             folder=folder,
             grace_seconds=self._grace_seconds,
             on_gone=self._forget_here,
+            was_delivered=was_delivered,
         )
         self._here[generation.generation_id] = generation
         ended = [one for one in self.here if one is not generation and not one.is_running and not one.is_read]

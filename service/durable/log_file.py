@@ -41,7 +41,6 @@ class RecordKind(enum.IntEnum):
     TOKENS = 3
     MARK = 4
     FINISHED = 5
-    DELIVERED = 6
     MACHINE = 7
 
 

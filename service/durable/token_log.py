@@ -14,6 +14,8 @@ import struct
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 
+from google.protobuf.message import DecodeError
+
 from engine.contracts.errors import CheckpointDamagedError, ResumePointGoneError
 from mlxstream.v1 import event_pb2
 from service.durable.decode import decode_finished, decode_tokens
@@ -53,7 +55,6 @@ class TokenLog:
         self.progress: PrefillProgress | None = None
         self.tokens: list[GeneratedToken] = []
         self.ending: GenerationFinished | None = None
-        self.was_delivered = False
         self.is_whole = True
         self._machine = b""
         self._is_damaged = False
@@ -168,13 +169,6 @@ class TokenLog:
             self._append(RecordKind.FINISHED, encoded.SerializeToString())
         self._tell()
 
-    def deliver(self) -> None:
-        """The own end of the generation was sent: nobody waits for it any more, but by a loss on the way."""
-        if self.has_come_to_its_end and not self.was_delivered:
-            self.was_delivered = True
-            self._append(RecordKind.DELIVERED, b"")
-            self.rest_file()
-
     def mark(self, sequence: int, position: Position) -> None:
         """The message of this number, which is about to be sent, leads to `position`, unless it was sent before."""
         if sequence > self.marks.last and not self.marks.are_closed:
@@ -218,14 +212,12 @@ class TokenLog:
                 self._take(decode_tokens(chunk.tokens), chunk.text)
             case RecordKind.MARK if len(record.payload) == _MARK.size:
                 self.marks.add(Position(*_MARK.unpack(record.payload)))
-            case RecordKind.MACHINE:
+            case RecordKind.MACHINE if record.payload:
                 self._take_loss(_Loss(record.payload[0]), record.payload[1:])
             case RecordKind.FINISHED:
                 self.ending = decode_finished(event_pb2.Finished.FromString(record.payload))
-            case RecordKind.DELIVERED:
-                self.was_delivered = True
             case _:
-                raise ValueError("a second header, or half a mark")
+                raise ValueError("a second header, or half a record")
 
     def continue_file(self, path: Path, content: LogContent) -> None:
         """Write on after `content`, which has been replayed, and remember if it may have lost its end.
@@ -272,7 +264,7 @@ def open_log(folder: Path, generation_id: str) -> TokenLog:
         for record in rest:
             log.replay(record)
         log.continue_file(path, content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DecodeError) as error:
         raise CheckpointDamagedError(generation_id, FILE_NAME) from error
     return log
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
+import re
 
 import grpc
 import pytest
+from rich.console import Console
 
+import mlxstream
 from mlxstream.v1.generation_pb2 import GenerateRequest
+from service.cli import durable_notes
+from service.cli.durable_notes import told
+from service.cli.terminal import Terminal
 from tests.cli.conftest import Run, interrupt_soon
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, endless
 
@@ -34,10 +42,75 @@ def test_a_loss_is_told_beside_the_answer_which_goes_on(run: Run, server: Thread
     server.scripted.generations.behaviour = lost_once
     result = run("generate", "--durable", "hi")
     assert (result.exit_code, result.stdout) == (0, "Hello, world\n")
-    assert "lost after 1 token" in result.stderr
-    assert "resumed at try 1" in result.stderr
+    assert result.stderr.startswith("lost after 1 token: the server went away; trying again\nresumed\n")
     (resume,) = server.scripted.generations.resumes
     assert (resume.generation_id, resume.after_sequence) == ("g1", 2)
+
+
+class Screen(io.StringIO):
+    """What a person sees, who has the answer and the notes on one screen."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [("Hello", "Hello\nlost after 1 token"), ("Hello\n", "Hello\nlost after 1 token"), ("", "the server went away;")],
+)
+def test_on_a_screen_a_loss_has_a_line_of_its_own(server: ThreadedServer, said: str, seen: str) -> None:
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=80)
+
+    async def lost_once(request: GenerateRequest, context: Context) -> None:
+        events = Events(context)
+        await events.start()
+        if request.delivery.durable:
+            await events.progress(1, 3)
+            if said:
+                await events.text(said)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
+        await events.text(said)
+        await events.finish()
+
+    server.scripted.generations.behaviour = lost_once
+    terminal = Terminal(screen, console)
+    with mlxstream.Client(server.scripted.target) as client:
+        terminal.show(client.stream("hi", durable=told(terminal)))
+    shown = re.sub(r"\r[^\n]*\x1b\[2K|\x1b\[[0-9;]*m", "", screen.getvalue())
+    assert shown.startswith(seen)
+    assert "went away" not in shown.partition("resumed\n")[2]
+
+
+def test_a_server_that_stays_away_is_told_with_the_way_to_go_on(
+    run: Run, server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_notes, "Durability", functools.partial(mlxstream.Durability, patience_seconds=0.3))
+    lives: list[GenerateRequest] = []
+
+    async def lost_for_good(request: GenerateRequest, context: Context) -> None:
+        lives.append(request)
+        if len(lives) == 1:
+            events = Events(context)
+            await events.start()
+            await events.text("Hello")
+        await abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
+
+    server.scripted.generations.behaviour = lost_for_good
+    for arguments in (("generate", "--durable", "hi"), ("generate", "--durable", "--json", "hi"), ("resume", "g1")):
+        lives.clear()
+        result = run(*arguments)
+        assert result.exit_code == 69
+        notes = result.stderr.splitlines()
+        assert notes[0] == "lost after 1 token: the server went away; trying again"
+        assert notes[-2].endswith("resume g1`")
+        assert notes[-1].startswith("Error: the server at ")
+    lives[:] = [GenerateRequest()]
+    result = run("resume", "g7")
+    assert result.stderr.splitlines()[-2].endswith("resume g7`")
+    lives[:] = [GenerateRequest()]
+    result = run("generate", "--durable", "hi")
+    assert "resume" not in result.stderr
 
 
 def test_interrupting_tells_how_to_go_on(run: Run, server: ThreadedServer) -> None:

@@ -95,6 +95,22 @@ async def test_a_crash_after_the_last_token_brings_the_end_without_computing(who
     assert (seen.ids, seen.text + rest.text) == (expected.ids, expected.text)
 
 
+async def test_the_last_message_can_be_had_again_after_a_crash_until_its_time_is_over(whole_folder, tmp_path):
+    request = asked("greedy")
+    async with life(whole_folder, tmp_path) as (_, client):
+        whole = await read(raw_stream(client, request))
+    (folder,) = (tmp_path / "durable").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"tokens.log", "delivered"}
+    async with life(whole_folder, tmp_path) as (_, client):
+        rest = await read(client.resume(whole.generation_id, after_sequence=whole.sequence - 1))
+        assert (rest.tokens, str(rest.finish_reason)) == ([], "length")
+    os.utime(folder / "delivered", (0, 0))
+    async with life(whole_folder, tmp_path) as (_, client):
+        await until(lambda: not folder.exists())  # nobody has to ask for it
+        with pytest.raises(OutOfRangeError):
+            await read(client.resume(whole.generation_id))
+
+
 async def test_a_row_that_nobody_reads_goes_on_for_the_grace_period_and_stays_on_disk(whole_folder, tmp_path):
     request = asked("seeded", max_tokens=3000)
     async with life(whole_folder, tmp_path, grace_seconds=0.05) as (whole, client):

@@ -19,12 +19,16 @@ class FakeFolder:
         self.path = store.root / generation_id
         self._store = store
 
+    def deliver(self, *, keep_seconds: float) -> None:
+        self._store.delivered[self.generation_id] = keep_seconds
+
     def release(self) -> None:
         self._store.held.discard(self.generation_id)
 
     def remove(self, *, leave_mark: bool) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         self._store.keys.pop(self.generation_id, None)
+        self._store.delivered.pop(self.generation_id, None)
         if leave_mark:
             self._store.marks.add(self.generation_id)
         self.release()
@@ -39,6 +43,7 @@ class FakeStore:
     keys: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     marks: set[str] = field(default_factory=set)
+    delivered: dict[str, float] = field(default_factory=dict)
 
     def create(self, generation_id: str, key: str) -> FakeFolder | None:
         if not self.takes:
@@ -56,8 +61,10 @@ class FakeStore:
         if generation_id in self.held:
             raise UnavailableError("busy", "somebody holds it")
         self.held.add(generation_id)
-        return KeptGeneration(folder=FakeFolder(self, generation_id, self.keys[generation_id]))
+        folder = FakeFolder(self, generation_id, self.keys[generation_id])
+        return KeptGeneration(folder=folder, was_delivered=generation_id in self.delivered)
 
     def find(self, key: str) -> KeptGeneration | None:
-        free = [one for one, its_key in self.keys.items() if its_key == key and one not in self.held]
+        passed = self.held | self.delivered.keys()
+        free = [one for one, its_key in self.keys.items() if its_key == key and one not in passed]
         return self.open(free[-1]) if free else None

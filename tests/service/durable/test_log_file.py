@@ -103,15 +103,16 @@ def test_what_follows_the_good_part_is_cut_off_and_written_anew(path: Path) -> N
     assert content.is_whole
 
 
-def test_a_full_disk_is_told_of_once_and_what_waits_is_written_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_refuses_is_told_of_once_and_what_waits_is_written_when_it_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int
 ) -> None:
     room, real = [60], os.write
 
     def limited(descriptor: int, data: bytes) -> int:
         written = min(len(data), room[0])
         if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(code, os.strerror(code))
         room[0] -= written
         return real(descriptor, bytes(data[:written]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 from pathlib import Path
@@ -80,6 +81,38 @@ async def test_a_finished_generation_is_removed_after_the_grace_period_and_then_
         assert (error.code(), reason_of(error)) == (grpc.StatusCode.OUT_OF_RANGE, "RESUME_POINT_GONE")
 
 
+async def test_what_was_delivered_has_its_grace_period_on_disk_too_and_anew_for_whoever_reads_it_again(
+    store: FakeStore,
+) -> None:
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words), grace_seconds=7) as serving:
+        responses, _ = await read_all(Life(serving, words).ask())
+        generation_id = responses[0].started.generation_id
+        await Life(serving, words).until(lambda: store.delivered == {generation_id: 7})
+    store.delivered[generation_id] = 0.0
+    async with serve(engine_of(store, words), grace_seconds=8) as serving:
+        life = Life(serving, words)
+        again, error = await read_all(life.resume(generation_id, responses[-2].sequence))
+        assert error is None
+        assert again[-1].finished == responses[-1].finished
+        await life.until(lambda: store.delivered == {generation_id: 8})
+        fresh, _ = await read_all(life.ask())
+        assert fresh[0].started.generation_id != generation_id
+    assert not store.held
+
+
+async def test_an_end_that_nobody_has_had_is_not_delivered(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words), grace_seconds=0.1) as serving:
+        life = Life(serving, words)
+        await left_after(life, 5)
+        words.allow()
+        await life.until(lambda: not store.held)
+    assert store.delivered == {}
+    assert len(list(store.root.iterdir())) == 1
+
+
 async def test_another_server_goes_on_with_what_the_first_has_left(store: FakeStore) -> None:
     words = Words()
     async with serve(engine_of(store, words)) as serving:
@@ -142,6 +175,48 @@ async def test_what_was_made_with_another_model_is_refused_with_the_names(store:
         assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_MISMATCH")
         assert "weights, kv_storage" in str(error.details())
     assert not store.held
+
+
+async def test_a_model_that_comes_while_a_generation_is_looked_for_is_refused_by_name_too(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        generation_id, before = await left_after(Life(serving, words), 5)
+    engine = engine_of(store, words)
+    mine = engine.identity
+
+    async def another_tokenizer_comes() -> None:
+        engine.identity = dataclasses.replace(mine, tokenizer="other")
+
+    engine.acceptance = another_tokenizer_comes
+    async with serve(engine) as serving:
+        _, error = await read_all(Life(serving, words).resume(generation_id))
+        assert error is not None
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_MISMATCH")
+        assert str(error.details()).endswith("it was made with other tokenizer")
+        engine.acceptance, engine.identity = None, mine
+        words.allow()
+        rest, error = await read_all(Life(serving, words).resume(generation_id, before[-1].sequence))
+        assert error is None
+        assert words_of([*before, *rest]) == list(range(len(WORDS)))
+
+
+async def test_a_damaged_generation_hides_no_good_one_from_the_identical_request(store: FakeStore) -> None:
+    words = Words()
+    async with serve(engine_of(store, words)) as serving:
+        life = Life(serving, words)
+        words.allow(4)
+        first = life.ask(request_id="good")
+        good = (await some(first, 4))[0].started.generation_id
+        second = life.ask(request_id="damaged")
+        damaged = (await some(second, 4))[0].started.generation_id
+    log = store.root / damaged / "tokens.log"
+    log.write_bytes(bytes(log.stat().st_size))
+    async with serve(engine_of(store, words)) as serving:
+        words.allow()
+        responses, error = await read_all(Life(serving, words).ask())
+        assert error is None
+        assert (responses[0].started.generation_id, responses[0].started.resumed_tokens) == (good, 4)
+    assert damaged not in store.keys
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -208,7 +283,7 @@ async def test_a_generation_without_a_log_does_not_pass_for_a_durable_one(
     assert len([record for record in caplog.records if "logs of generations cannot be made" in record.message]) == 1
 
 
-async def test_ended_generations_hold_no_log_open_and_the_oldest_are_not_waited_for(
+async def test_ended_generations_hold_no_log_open_and_the_oldest_are_left_to_the_disk(
     life: Life, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generations, "MAX_ENDED", 2)
@@ -220,12 +295,11 @@ async def test_ended_generations_hold_no_log_open_and_the_oldest_are_not_waited_
         ids.append(responses[0].started.generation_id)
     await life.until(lambda: open_logs() == before)
     assert {one.generation_id for one in life.serving.durable.here} == set(ids[2:])
-    again, error = await read_all(life.resume(ids[-1], 3))
-    assert error is None
-    assert_grammar(again, 3)
-    _, error = await read_all(life.resume(ids[0]))
-    assert error is not None
-    assert reason_of(error) == "RESUME_POINT_GONE"
+    assert store.held == set(ids[2:])
+    for generation_id in (ids[-1], ids[0]):  # both within their grace period
+        again, error = await read_all(life.resume(generation_id, 3))
+        assert error is None
+        assert_grammar(again, 3)
 
 
 def open_logs() -> int:

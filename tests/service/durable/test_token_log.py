@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from engine.contracts.events import TokensGenerated
 from engine.contracts.results import AbortReason, FinishReason, GeneratedToken
 from service.durable import token_log
 from service.durable.header import LogHeader
+from service.durable.log_file import LogFile, RecordKind
 from service.durable.marks import Position
 from service.durable.token_log import FILE_NAME, TokenLog, open_log, was_begun_at
 from tests.service.durable.logs import GENERATION_ID, ended, header, ids, said, started
@@ -156,6 +158,67 @@ def test_a_whole_log_may_have_lost_its_end_with_the_power_of_its_machine(
     assert again.position_after(1) == (0, 0)
     with pytest.raises(ResumePointGoneError):
         again.position_after(2)
+
+
+def harmed(content: bytes, harm: str, place: int) -> bytes:
+    match harm:
+        case "cut":
+            return content[:place]
+        case "flipped":
+            return content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
+        case "zeroed":
+            return content[:place] + bytes(min(7, len(content) - place)) + content[place + 7 :]
+        case _:
+            return content[:place] + content[place + 1 :]
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "zeroed", "a byte lost"])
+def test_whatever_byte_is_harmed_a_log_tells_a_true_beginning_or_that_it_is_damaged(
+    log: TokenLog, tmp_path: Path, harm: str
+) -> None:
+    for number in range(1, 5):
+        log.add(said(number - 1, "ab"))
+        log.mark(number, Position(number, 2 * number))
+    log.end(ended())
+    log.close_file()
+    file, seen = tmp_path / FILE_NAME, set()
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(harmed(whole, harm, place))
+        try:
+            again = open_log(tmp_path, GENERATION_ID)
+        except CheckpointDamagedError:
+            seen.add(-1)
+            continue
+        again.close_file()
+        known = len(again.tokens)
+        seen.add(known)
+        assert again.tokens == log.tokens[:known]
+        assert again.text_between(0, again.characters) == "ab" * known
+        assert again.ending in (None, log.ending)
+        for number in range(1, 5):
+            with contextlib.suppress(CheckpointDamagedError, ResumePointGoneError):
+                assert again.position_after(number) == (number, 2 * number)
+                assert number <= known
+    assert seen == {-1, 0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("kind", list(RecordKind))
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"{}", bytes(16)])
+def test_a_sound_record_that_holds_nonsense_is_damage_or_nothing(
+    tmp_path: Path, kind: RecordKind, payload: bytes
+) -> None:
+    """No writer of ours makes one; whatever it is, opening the log must end in one of two ways."""
+    file = LogFile(tmp_path / FILE_NAME)
+    file.append(RecordKind.HEADER, header().encode())
+    file.append(kind, payload)
+    file.close()
+    try:
+        log = open_log(tmp_path, GENERATION_ID)
+    except CheckpointDamagedError:
+        return
+    assert log.tokens == []
+    log.close_file()
 
 
 @pytest.mark.parametrize("harm", ["absent", "empty", "zeroed", "another generation's", "header cut", "text"])
