@@ -1,6 +1,7 @@
-"""`python -m benchmarks.serving [--quick] [--only NAME]`: measure, show, and keep the results.
+"""`python -m benchmarks.serving [--quick] [--only NAME] [--renew NAME]`: measure, show, and keep the results.
 
 Results go to `results/NAME.json` here; a full run also renews the plot beside it and the page `docs/benchmarks.md`.
+`--renew` measures anew what has changed since a full run, and keeps it with that run's other measures.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     Measure = Callable[[Arena], Awaitable[list[dict[str, Any]]]]
 
 RESULTS = Path(__file__).resolve().parent / "results"
+FULL = RESULTS / "full.json"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 LIMIT_SECONDS = 60 * 60
 MEASURES: dict[str, Measure] = {
@@ -59,7 +61,10 @@ MEASURES: dict[str, Measure] = {
 
 def main() -> None:
     """Parse, prepare, measure, keep, show."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if arguments.renew and (arguments.quick or arguments.only or not FULL.exists()):
+        parser.error("--renew adds to a kept full run: it needs one, and goes with neither --quick nor --only")
     if arguments.show:
         document = json.loads(arguments.show.read_text(encoding="utf-8"))
         _keep(document)
@@ -72,7 +77,7 @@ def main() -> None:
 
 def _keep(document: dict[str, Any]) -> None:
     """Write what is measured so far, so that a run which is cut off has not been for nothing."""
-    name = "quick" if document["quick"] else "full"
+    name = "quick" if document["quick"] else FULL.stem
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if name == "full" and "load" in document["results"]:
@@ -90,7 +95,7 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
     failures: dict[str, str] = {}
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
-            for name in arguments.only or MEASURES:
+            for name in arguments.only or arguments.renew or MEASURES:
                 _say(f"== {name}")
                 try:
                     results[name] = await MEASURES[name](arena)
@@ -98,11 +103,24 @@ async def _run(workshop: Workshop, arguments: argparse.Namespace) -> dict[str, A
                     _say(f"{name} failed: {error!r}")
                     failures[name] = repr(error)
                 document = _document(arena, arguments, (time.monotonic() - began) / 60, results, failures)
+                if arguments.renew:
+                    document = _renewed(json.loads(FULL.read_text(encoding="utf-8")), document)
                 if not arguments.only:
                     _keep(document)
     finally:
         arena.close()
     return document
+
+
+def _renewed(kept: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """The kept run with what was measured since, and at which revision that was."""
+    names = [*document["results"], *document["failures"]]
+    since = {name: revision for name, revision in kept.get("renewed", {}).items() if name not in names}
+    return kept | {
+        "renewed": since | dict.fromkeys(names, document["machine"]["revision"]),
+        "failures": {name: why for name, why in kept["failures"].items() if name not in names} | document["failures"],
+        "results": kept["results"] | document["results"],
+    }
 
 
 def _document(
@@ -129,6 +147,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="about 3 minutes instead of 20; rough")
     parser.add_argument(
         "--only", action="append", choices=list(MEASURES), help="one measure (may be repeated); keeps nothing"
+    )
+    parser.add_argument(
+        "--renew",
+        action="append",
+        choices=list(MEASURES),
+        help="one measure (may be repeated); kept with the last full run",
     )
     parser.add_argument("--model", default="smollm2-135m", help="alias or .gguf file")
     parser.add_argument(

@@ -44,7 +44,7 @@ def markdown(document: dict[str, Any], plot: str) -> str:
             f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB,"
             f" {machine['system']};"
             f" Python {machine['python']}, {packages}; peers: {', '.join(document['peers'])};"
-            f" revision {machine['revision']}. {summary_line(document)}"
+            f" revision {machine['revision']}. {summary_line(document)}{_renewals(document)}"
         ),
         f"![Tokens a second by number of streams]({plot})",
         *(_markdown(table) for table in tables_of(document["results"])),
@@ -61,6 +61,14 @@ def summary_line(document: dict[str, Any]) -> str:
         f" ({facts['slowest']:.1f} to {facts['fastest']:.1f}); other processes kept {foreign['median']:.2f} cores busy"
         f" (at most {foreign['most']:.2f}); the run took {document['minutes']:.0f} minutes."
     )
+
+
+def _renewals(document: dict[str, Any]) -> str:
+    """Which measures are of another revision than the run."""
+    by_revision: dict[str, list[str]] = {}
+    for name, revision in document.get("renewed", {}).items():
+        by_revision.setdefault(revision, []).append(name)
+    return "".join(f" Measured anew at {revision}: {', '.join(names)}." for revision, names in by_revision.items())
 
 
 def _rich(table: Table) -> RichTable:
