@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from service.callers import ANYBODY, Caller, Permission
-from service.errors import PermissionDeniedError, UnauthenticatedError
+from service.refusals import PermissionDeniedError, UnauthenticatedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

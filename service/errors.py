@@ -19,6 +19,14 @@ from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import error_pb2
 from service.paths import in_schema_terms
+from service.refusals import (
+    InternalError,
+    MalformedMessageError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    TakenOverError,
+    UnauthenticatedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,66 +43,6 @@ NO_USE_TO_RETRY: Final = "-1"
 MAX_MESSAGE_BYTES: Final = 600
 MAX_VIOLATIONS_BYTES: Final = 1500
 MAX_METADATA_BYTES: Final = 200
-
-
-class MalformedMessageError(contract.EngineError):
-    """The bytes of a request are no message of its type; bad UTF-8 in a string is the usual cause."""
-
-    reason = "MALFORMED_MESSAGE"
-
-    def __init__(self, message_name: str) -> None:
-        self.message_name = message_name
-        super().__init__(
-            f"the bytes are no valid {message_name} (every string must be UTF-8), or are nested too deeply"
-        )
-
-
-class MessageTooLargeError(contract.EngineError):
-    """An answer that does not fit into one message. Units: bytes."""
-
-    reason = "MESSAGE_TOO_LARGE"
-
-    def __init__(self, *, message_bytes: int, limit_bytes: int) -> None:
-        self.message_bytes = message_bytes
-        self.limit_bytes = limit_bytes
-        super().__init__(f"the answer has {message_bytes} bytes, {limit_bytes} are allowed; stream it with Generate")
-
-
-class UnauthenticatedError(contract.EngineError):
-    """The caller has not said who they are, or cannot prove it. The message never holds what was presented."""
-
-    reason = "UNAUTHENTICATED"
-
-
-class PermissionDeniedError(contract.EngineError):
-    """The caller is known, and this service is not open to them."""
-
-    reason = "PERMISSION_DENIED"
-
-    def __init__(self, service: str, permission: str) -> None:
-        self.service = service
-        self.permission = permission
-        super().__init__(f"{service} needs the permission {permission!r}, which this token does not have")
-
-
-class InternalError(contract.EngineError):
-    """A fault of ours that is no error of the tree, or one whose text is not for callers."""
-
-    reason = "INTERNAL"
-
-    def __init__(self, correlation_id: str) -> None:
-        self.correlation_id = correlation_id
-        super().__init__(f"internal error (correlation id {correlation_id})")
-
-
-class TakenOverError(contract.EngineError):
-    """Another call has resumed the generation that this one was reading."""
-
-    reason = "TAKEN_OVER"
-
-    def __init__(self, generation_id: str) -> None:
-        self.generation_id = generation_id
-        super().__init__(f"another call has resumed generation {generation_id}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

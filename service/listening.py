@@ -12,12 +12,12 @@ from service.access import Access
 from service.address import Address, AddressError, BindError
 from service.reading import UnusableFileError
 from service.stopping import StartError
-from service.tls import Tls, TlsFiles
 from service.tokens import followed_tokens
 from service.unix_socket import OWNER_ALONE, PREFIX, UnixAddress
 
 if TYPE_CHECKING:
     from service.settings import ServerSettings
+    from service.tls import Tls
 
 ListenAddress: TypeAlias = Address | UnixAddress
 
@@ -99,6 +99,8 @@ def checked_tls(settings: ServerSettings) -> Tls | None:
     """
     if settings.tls_cert is None or settings.tls_key is None:
         return None
+    from service.tls import Tls, TlsFiles  # gRPC comes with it, which takes a while
+
     files = TlsFiles(certificate=settings.tls_cert, key=settings.tls_key, client_ca=settings.tls_client_ca)
     try:
         return Tls(files)

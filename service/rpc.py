@@ -15,7 +15,8 @@ from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
 
 from engine.contracts.errors import EngineError, UnsupportedOptionError
-from service.errors import MalformedMessageError, MessageTooLargeError, abort, presentable
+from service.errors import abort, presentable
+from service.refusals import MalformedMessageError, MessageTooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

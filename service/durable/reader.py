@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from engine.contracts.events import GenerationFinished, PrefillProgress, TokensGenerated
 from mlxstream.v1 import event_pb2
 from service.durable.marks import Position
-from service.errors import TakenOverError
+from service.refusals import TakenOverError
 from service.stream import SentBefore
 
 if TYPE_CHECKING:

@@ -12,17 +12,14 @@ from google.rpc import error_details_pb2
 from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import error_pb2
-from service.errors import (
-    RULES,
+from service.errors import RULES, encode_status, presentable, status_of
+from service.refusals import (
     InternalError,
     MalformedMessageError,
     MessageTooLargeError,
     PermissionDeniedError,
     TakenOverError,
     UnauthenticatedError,
-    encode_status,
-    presentable,
-    status_of,
 )
 from tests.service.harness import Serving, details_of, read_all, reason_of, text_request, violated_fields
 

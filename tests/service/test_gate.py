@@ -9,9 +9,9 @@ import pytest
 from engine.contracts.errors import EngineError, OverloadedError
 from service.access import Access
 from service.callers import ANYBODY, Caller, Permission
-from service.errors import PermissionDeniedError, UnauthenticatedError
 from service.gate import Gate
 from service.limits import RequestLimits
+from service.refusals import PermissionDeniedError, UnauthenticatedError
 from service.streams import Streams
 from service.tokens import TokenTable
 
