@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from service.durable.generations import DurableGenerations
     from service.durable.reader import LogEvent, LogReader
     from service.live import LiveGenerations
-    from service.metrics import Metrics
+    from service.measures import Measures
     from service.rpc import Context, Handler
 
     # What a stream is read from: the generation itself, or the log of a durable one.
@@ -63,7 +63,7 @@ class GenerationHandlers:
         access: Access,
         limits: RequestLimits,
         durable: DurableGenerations,
-        metrics: Metrics | None = None,
+        metrics: Measures | None = None,
     ) -> None:
         """Generations run on `engine`, and are followed to their end by `live`; `durable` holds those that may wait.
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from service.load_meter import LoadMeter
-    from service.metrics import Metrics
+    from service.measures import Measures
 
 PULSE_SECONDS: Final = 0.5
 
 
-async def beat(meter: LoadMeter, metrics: Metrics) -> None:
+async def beat(meter: LoadMeter, metrics: Measures) -> None:
     """Sample until cancelled."""
     loop = asyncio.get_running_loop()
     while True:

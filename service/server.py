@@ -10,7 +10,6 @@ import grpc
 from service.address import BindError
 from service.admin import AdminHandlers
 from service.callers import Permission
-from service.channelz import CHANNELZ_SERVICE, channelz_handlers
 from service.gate import Gate
 from service.generation import GenerationHandlers
 from service.health import HEALTH_SERVICE
@@ -68,6 +67,8 @@ def build_server(
         admin = AdminHandlers(engine, live, health, durable, telemetry.meter).by_name()
         handlers.append(service_handler(ADMIN_SERVICE, counted(ADMIN_SERVICE, admin), operators))
     if offer.channelz:
+        from service.channelz import CHANNELZ_SERVICE, channelz_handlers  # seldom offered, and takes a while
+
         handlers.append(service_handler(CHANNELZ_SERVICE, channelz_handlers(), operators))
     if offer.reflection:
         handlers += reflection_handlers((*offer.service_names, HEALTH_SERVICE.full_name), everybody)

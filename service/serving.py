@@ -17,7 +17,6 @@ from service.address import Address, BindError
 from service.durable.generations import DurableGenerations
 from service.health import Health, follow_engine
 from service.live import LiveGenerations
-from service.metrics_server import MetricsServer
 from service.offer import offer_of, tell_entrance
 from service.pulse import beat
 from service.server import bind, build_server
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from engine.contracts.model import ModelInfo
     from engine.execution.engine import Engine
     from service.listening import Entrance, ListenAddress
+    from service.metrics import Metrics
+    from service.metrics_server import MetricsServer
     from service.settings import ServerSettings
     from service.stopping import Signals
 
@@ -54,8 +55,9 @@ async def serve_engine(
     """
     offer = offer_of(settings, entrance)
     live, health = LiveGenerations(), Health(offer.service_names)
+    metrics = wanted_metrics(settings, engine)
     try:
-        telemetry = Telemetry(engine, open_tracing(settings.otlp_endpoint))
+        telemetry = Telemetry(engine, open_tracing(settings.otlp_endpoint), metrics)
     except StartError:
         loading.cancel()
         await engine.stop()
@@ -66,7 +68,7 @@ async def serve_engine(
     metrics_server: MetricsServer | None = None
     try:
         address = bind(server, entrance.address, entrance.tls)
-        metrics_server = served_metrics(settings, telemetry)
+        metrics_server = served_metrics(settings, metrics)
         await server.start()
         tell_entrance(address, entrance, offer)
         model = await before(signals.first, loaded(loading))
@@ -93,15 +95,26 @@ async def serve_engine(
         telemetry.tracing.close()
 
 
-def served_metrics(settings: ServerSettings, telemetry: Telemetry) -> MetricsServer | None:
+def wanted_metrics(settings: ServerSettings, engine: Engine) -> Metrics | None:
+    """What counts for Prometheus, if metrics are served."""
+    if settings.metrics_listen is None:
+        return None
+    from service.metrics import Metrics  # its library takes a while
+
+    return Metrics(engine)
+
+
+def served_metrics(settings: ServerSettings, metrics: Metrics | None) -> MetricsServer | None:
     """The metrics' own port, if one was asked for.
 
     Raises:
         BindError: it cannot be listened on.
     """
-    if settings.metrics_listen is None:
+    if settings.metrics_listen is None or metrics is None:
         return None
-    metrics_server = MetricsServer(telemetry.metrics.registry, Address.parse(settings.metrics_listen))
+    from service.metrics_server import MetricsServer  # as for `wanted_metrics`
+
+    metrics_server = MetricsServer(metrics.registry, Address.parse(settings.metrics_listen))
     logger.info("metrics", extra={"fields": {"address": str(metrics_server.address)}})
     return metrics_server
 

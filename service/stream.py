@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationEvent, GenerationFinished
     from mlxstream.v1 import error_pb2
     from service.delivery import Delivery
-    from service.metrics import Metrics
+    from service.measures import Measures
 
     # Told of each message before it is sent: its number, and the tokens and characters that have been sent with it.
     Record: TypeAlias = Callable[[int, int, int], None]
@@ -40,7 +40,7 @@ class ResponseStream:
         write: Callable[[generation_pb2.GenerateResponse], Awaitable[None]],
         delivery: Delivery,
         clock: Callable[[], float],
-        metrics: Metrics | None = None,
+        metrics: Measures | None = None,
         *,
         after_sequence: int = 0,
         record: Record | None = None,

@@ -13,7 +13,7 @@ from engine.contracts.errors import EngineError
 from service.errors import status_of
 from service.generation import is_past_deadline
 from service.load_meter import LoadMeter
-from service.metrics import Metrics
+from service.measures import NoMeasures
 from service.offer import GENERATION_SERVICE
 from service.tracing import NoTracing
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationFinished
     from engine.execution.engine import Engine, Generation
     from service.live import CallFacts
+    from service.measures import Measures
     from service.rpc import Context, Handler
     from service.tracing import Tracing
 
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 class Telemetry:
     """Where everything that happens is counted."""
 
-    def __init__(self, engine: Engine, tracing: Tracing | None = None) -> None:
-        """Watch `engine`; `tracing` None traces nothing."""
-        self.metrics = Metrics(engine)
+    def __init__(self, engine: Engine, tracing: Tracing | None = None, metrics: Measures | None = None) -> None:
+        """Watch `engine`; `tracing` None traces nothing, `metrics` None counts nothing."""
+        self.metrics: Measures = NoMeasures() if metrics is None else metrics
         self.meter = LoadMeter(engine.load, time.monotonic)
         self.tracing: Tracing = NoTracing() if tracing is None else tracing
 

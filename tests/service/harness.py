@@ -17,6 +17,7 @@ from service.durable.generations import DurableGenerations
 from service.health import Health
 from service.listening import ListenAddress
 from service.live import LiveGenerations
+from service.metrics import Metrics
 from service.offer import Offer
 from service.server import bind, build_server
 from service.telemetry import Telemetry
@@ -69,7 +70,7 @@ async def serve(
     offer = offer or Offer()
     live, health = LiveGenerations(), Health(offer.service_names)
     durable = DurableGenerations(engine, live, grace_seconds=grace_seconds)
-    telemetry = Telemetry(engine)
+    telemetry = Telemetry(engine, metrics=Metrics(engine))
     server = build_server(engine, live, health, durable, offer, telemetry)
     address = bind(server, at or Address(host="127.0.0.1", port=0), tls)
     await server.start()

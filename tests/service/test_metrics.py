@@ -23,6 +23,7 @@ from service.access import Access
 from service.address import Address, BindError
 from service.durable.generations import DurableGenerations
 from service.live import CallFacts
+from service.measures import Measures
 from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
 from service.metrics_server import MetricsServer
 from service.offer import Offer
@@ -35,8 +36,9 @@ from tests.service.harness import Serving, read_all, serve, text_request
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana/mlx-stream.json"
 
 
-def samples(metrics: Metrics) -> dict[str, float]:
+def samples(metrics: Measures) -> dict[str, float]:
     """Values by "name" or "name{label=value}"; buckets by their edge."""
+    assert isinstance(metrics, Metrics)
     found = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
@@ -48,7 +50,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
 @pytest.fixture
 def telemetry(serving: Serving) -> Telemetry:
     """What the running server's ends are told to, beside its own."""
-    telemetry = Telemetry(serving.engine)
+    telemetry = Telemetry(serving.engine, metrics=Metrics(serving.engine))
     serving.live.observe(telemetry.ended)
     return telemetry
 
@@ -140,7 +142,11 @@ async def test_refusals_calls_and_messages_are_counted() -> None:
     from service.server import bind
 
     engine = FakeEngine()
-    telemetry, live, health = Telemetry(engine), LiveGenerations(), Health(Offer().service_names)
+    telemetry, live, health = (
+        Telemetry(engine, metrics=Metrics(engine)),
+        LiveGenerations(),
+        Health(Offer().service_names),
+    )
     durable = DurableGenerations(engine, live, grace_seconds=60.0)
     server = build_server(engine, live, health, durable, Offer(), telemetry)
     address = bind(server, Address(host="127.0.0.1", port=0))
@@ -214,7 +220,7 @@ async def test_metrics_have_a_port_of_their_own_and_leave_it_when_they_end() -> 
 
 async def test_a_late_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.01)
-    telemetry = Telemetry(FakeEngine())
+    telemetry = Telemetry(FakeEngine(), metrics=Metrics(FakeEngine()))
     task = asyncio.ensure_future(pulse.beat(telemetry.meter, telemetry.metrics))
     for _ in range(1000):
         if samples(telemetry.metrics)["mlx_stream_event_loop_lag_seconds_count"] >= 3:

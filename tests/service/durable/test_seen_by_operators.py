@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from mlxstream.v1 import admin_pb2
+from service.metrics import Metrics
 from tests.service.durable.lives import Life, left_after, some
 from tests.service.harness import read_all
 
@@ -31,6 +32,8 @@ async def test_calls_that_go_on_are_counted_by_whether_there_was_something_to_go
     life.words.allow()
     await read_all(life.resume(generation_id, before[-1].sequence))
     await read_all(life.resume("0" * 32))
-    text = generate_latest(life.serving.telemetry.metrics.registry).decode()
+    metrics = life.serving.telemetry.metrics
+    assert isinstance(metrics, Metrics)
+    text = generate_latest(metrics.registry).decode()
     assert 'mlx_stream_resume_requests_total{outcome="hit"} 1.0' in text
     assert 'mlx_stream_resume_requests_total{outcome="miss"} 1.0' in text
