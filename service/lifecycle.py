@@ -1,6 +1,7 @@
 """The first moments of a server process: what is asked of it is checked, and the engine begins to load.
 
-Reading weights leaves the interpreter free, so all that it takes to serve is imported meanwhile (`service.serving`).
+Reading weights leaves the interpreter free, so all that it takes to serve is imported meanwhile (`service.serving`),
+and not before: whatever is imported earlier delays the reading. Source: decision 0025.
 Signals are handled from the start: a second one cuts the grace short, a third one ends the process as it is.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import EngineError
 from engine.execution.engine import Engine
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from engine.execution.resident import EngineSettings
     from service.settings import ServerSettings
     from service.stopping import Signals
+
+# How long the load may have the interpreter for itself; a folder that does not answer must not keep probes waiting.
+HEAD_START_SECONDS: Final = 1.0
 
 
 async def run_server(
@@ -38,7 +42,7 @@ async def run_server(
     prepare_state_dir(settings)
     engine = engine_class(settings.engine_settings())
     loading = asyncio.ensure_future(engine.start())
-    await asyncio.sleep(0)  # the engine's threads start here
+    await engine.until_reading(HEAD_START_SECONDS)
     from service.serving import serve_engine  # takes a while, in which weights are read
 
     await serve_engine(engine, loading, settings, signals, entrance)

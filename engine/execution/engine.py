@@ -7,6 +7,7 @@ Importing this module never imports mlx: the engine thread does, after the runti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import logging
@@ -84,6 +85,7 @@ class Engine:
         self._fault: EngineError | None = None
         self._ended = asyncio.Event()
         self._stopping = False
+        self._reading = asyncio.Event()
         self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
         self._text_work = TextWork()
         self._numbers = itertools.count()
@@ -157,6 +159,7 @@ class Engine:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
+            self._reading.set()
         if not loaded.done():
             raise self._fault or UnavailableError("stopped")
         await asyncio.wrap_future(self._thread.call(_nothing))  # it has taken the model in, and takes errands
@@ -164,6 +167,15 @@ class Engine:
         if self._state is EngineState.LOADING:
             self._state = EngineState.READY
         return self.model
+
+    async def until_reading(self, seconds: float) -> None:
+        """Return once the first load leaves the interpreter to others: it fetches files, reads weights, or has ended.
+
+        After `seconds` in any case.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._reading.wait()
 
     async def load_model(
         self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress
@@ -409,7 +421,7 @@ class Engine:
         """Begin what goes on beside the loop; what is returned runs on the engine thread, and `report`s the model."""
         if self._residency is None:
             raise RuntimeError("a load begins before there is a place for its model")
-        return self._residency.first(report)
+        return self._residency.first(report, self._reading)
 
     def _refuse_duplicate(self, caller: str, request_id: str) -> None:
         if request_id and (caller, request_id) in self._live:

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engine.adapters.files import open_adapter
@@ -24,7 +25,7 @@ from engine.contracts.errors import (
     UnavailableError,
     UnsupportedOptionError,
 )
-from engine.contracts.load import UnloadReport, no_load_progress
+from engine.contracts.load import LoadPhase, UnloadReport, no_load_progress
 from engine.contracts.prefix import salt_mark
 from engine.execution.adapter_folders import adapter_folder
 from engine.execution.errands import at_once
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BUSY_RETRY_SECONDS: Final = 5.0
+UNHURRIED: Final = (LoadPhase.FETCHING, LoadPhase.READING)
+"""Phases in which a load waits for a network, or for memory to be filled by compiled code."""
 
 
 class Residency:
@@ -69,15 +72,27 @@ class Residency:
         self._change: asyncio.Future[Any] | None = None
         self._retirements: set[asyncio.Future[None]] = set()
 
-    def first(self, report: Callable[[Resident], None]) -> Callable[[], Stepper]:
-        """Begin to find the files of the first model; the result loads it and `report`s it, on the engine thread."""
-        files = self._text_work.submit(find_files, self._settings)
-        text = self._text_work.submit(open_text, files)
+    def first(self, report: Callable[[Resident], None], reading: asyncio.Event) -> Callable[[], Stepper]:
+        """Begin to find the files of the first model; the result loads it and `report`s it, on the engine thread.
+
+        `reading` is set once files are being fetched or weights read, which leaves the interpreter to others.
+        """
+
+        def told(one: LoadProgress) -> None:
+            if one.phase in UNHURRIED and not reading.is_set():
+                self._dispatcher.call(reading.set)
+
+        files = self._text_work.submit(partial(find_files, progress=told), self._settings)
 
         def load() -> Stepper:
             self._runtime = prepare(self._settings)
             stepper, resident = load_on_engine_thread(
-                self._settings, self._runtime, files, text, is_unwanted=lambda: self._stopping
+                self._settings,
+                self._runtime,
+                files,
+                lambda: self._text_work.submit(open_text, files),
+                is_unwanted=lambda: self._stopping,
+                progress=told,
             )
             report(resident)
             return stepper
@@ -192,7 +207,7 @@ class Residency:
         try:
             files = pool.submit(find_files, settings, progress=told, paths=paths)
             await _unless_left(asyncio.wrap_future(files), left)
-            text = pool.submit(open_text, files)
+            text = partial(pool.submit, open_text, files)
             resident = await self._errand(lambda: self._bring_in(settings, files, text, told, abandoned))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -216,7 +231,7 @@ class Residency:
         self,
         settings: EngineSettings,
         files: Future[ModelFiles],
-        text: Future[TextModel],
+        text: Callable[[], Future[TextModel]],
         told: Callable[[LoadProgress], None],
         abandoned: threading.Event,
     ) -> Resident:

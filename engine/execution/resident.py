@@ -163,7 +163,7 @@ def find_files(
 
 
 def open_text(files: Future[ModelFiles]) -> TextModel:
-    """The text half of `files`, once they are found.
+    """The text half of `files`, once they are found. Begun when weights are about to be read, and done beside that.
 
     Raises:
         EngineError: they were not found, or their text half cannot be used.
@@ -193,7 +193,7 @@ def load_on_engine_thread(
     settings: EngineSettings,
     runtime: Runtime,
     files: Future[ModelFiles],
-    text: Future[TextModel],
+    begin_text: Callable[[], Future[TextModel]],
     *,
     is_unwanted: Callable[[], bool],
     progress: Callable[[LoadProgress], None] = no_load_progress,
@@ -205,7 +205,7 @@ def load_on_engine_thread(
         settings: how it is held.
         runtime: the prepared machinery.
         files: its files, once they are found.
-        text: its text half, once it is opened.
+        begin_text: begins to open its text half, which takes the interpreter for a while.
         is_unwanted: asked between tensors, and whether to give up; others may have their turn meanwhile.
         progress: told what is done.
         beside: whether another model is resident.
@@ -216,9 +216,13 @@ def load_on_engine_thread(
     started_at = time.perf_counter()
     loading = importlib.import_module("engine.execution.loading")  # imports mlx, which the runtime has made ready
     model_files = files.result()
+    _require_wanted(is_unwanted)
+    text = begin_text()
 
     def go_on() -> None:
-        _go_on(is_unwanted, text)
+        _require_wanted(is_unwanted)
+        if text.done():
+            text.result()  # a text half that cannot be used ends the load
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash")
     try:
@@ -262,12 +266,9 @@ def _awaited(future: Future[T], go_on: Callable[[], None]) -> T:
             go_on()
 
 
-def _go_on(is_unwanted: Callable[[], bool], text: Future[TextModel]) -> None:
-    """Raise when nobody wants the tensors any more: the load is given up, or the text half has failed."""
+def _require_wanted(is_unwanted: Callable[[], bool]) -> None:
     if is_unwanted():
         raise UnavailableError("stopped", "the load was given up")
-    if text.done():
-        text.result()
 
 
 def _locate(reference: str, progress: Callable[[LoadProgress], None], *, paths: bool) -> catalogue.ModelLocation:

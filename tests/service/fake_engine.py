@@ -369,6 +369,9 @@ class FakeEngine:
         self.state = EngineState.READY
         return MODEL
 
+    async def until_reading(self, seconds: float) -> None:
+        del seconds
+
     async def stop(self, hurry: asyncio.Event | None = None) -> None:
         self.stopped = True
         for generation in list(self.live.values()):

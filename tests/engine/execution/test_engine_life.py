@@ -133,6 +133,21 @@ async def test_stop_during_a_load_ends_the_load(folder, tmp_path):
     assert engine.state is EngineState.STOPPED
 
 
+async def test_others_get_the_interpreter_when_weights_are_read_and_do_not_wait_for_ever(folder, tmp_path):
+    engine = Engine(settings(folder, tmp_path))
+    await engine.until_reading(0.01)  # nobody loads anything
+    starting = asyncio.create_task(engine.start())
+    await asyncio.wait_for(engine.until_reading(600.0), 60.0)
+    await starting
+    await engine.stop()
+    failing = Engine(settings(tmp_path / "nothing-here", tmp_path))
+    starting = asyncio.create_task(failing.start())
+    await asyncio.wait_for(failing.until_reading(600.0), 60.0)
+    with pytest.raises((ArtifactError, NotFoundError)):
+        await starting
+    await failing.stop()
+
+
 async def test_a_model_that_cannot_be_loaded_fails_the_start_with_its_reason(tmp_path):
     engine = Engine(settings(tmp_path / "nothing-here", tmp_path))
     with pytest.raises((ArtifactError, NotFoundError)):
