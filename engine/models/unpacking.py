@@ -1,29 +1,32 @@
 """Fills dense float32 matrices from a file's blocks, on a few threads, while the caller goes on to the next matrix.
 
-A matrix takes its memory from mlx and is written in place, so that no value is moved twice. Touching fresh memory costs
-as much as unpacking, and happens on mlx's own thread meanwhile.
+A matrix takes its memory from mlx and is written in place, so that no value is moved twice and no page visited twice.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-import mlx.core as mx
 import numpy as np
+
+from engine.models.untouched import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    import mlx.core as mx
     from numpy.typing import NDArray
 
     from engine.artifacts.gguf_blocks import BlockMatrix
     from engine.runtime.unpack_kernel import UnpackKernel
 
-JOB_VALUES: Final = 1 << 18
+JOB_VALUES: Final = 1 << 19
 MOST_THREADS: Final = 4
+JOBS_AHEAD: Final = 2 * MOST_THREADS
 
 
 class Unpacker:
@@ -33,7 +36,7 @@ class Unpacker:
         """Unpack with `kernel`."""
         self._kernel = kernel
         self._pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlx-stream-fill")
-        self._jobs: list[Future[None]] = []
+        self._jobs: deque[Future[None]] = deque()
 
     def handles(self, block_format: str | None) -> bool:
         """Whether matrices of this format can be unpacked here."""
@@ -45,14 +48,13 @@ class Unpacker:
         Raises:
             ArtifactError: an earlier matrix could not be read.
         """
-        matrix = mx.zeros((sum(part.rows for part in parts), parts[0].columns))
-        mx.eval(matrix)
+        matrix = untouched((sum(part.rows for part in parts), parts[0].columns))
         values = np.array(matrix, copy=False)
-        self.settle()
         start = 0
         for part in parts:
             self._start(part, values[start : start + part.rows])
             start += part.rows
+        self._settle_but(JOBS_AHEAD)
         return matrix
 
     def settle(self) -> None:
@@ -61,13 +63,16 @@ class Unpacker:
         Raises:
             ArtifactError: a file could not be read, or holds numbers beyond its format.
         """
-        jobs, self._jobs = self._jobs, []
-        for job in jobs:
-            job.result()
+        self._settle_but(0)
 
     def close(self) -> None:
         """Let go of the threads; what was not started is dropped."""
         self._pool.shutdown(cancel_futures=True)
+
+    def _settle_but(self, ahead: int) -> None:
+        """Wait for the oldest jobs until `ahead` are left."""
+        while len(self._jobs) > ahead:
+            self._jobs.popleft().result()
 
     def _start(self, part: BlockMatrix, values: NDArray[np.float32]) -> None:
         step = max(1, JOB_VALUES // part.columns)
