@@ -50,15 +50,14 @@ class TableStep(Protocol):
         """The packed tokens in the order in which `attend` returns them."""
 
     def attend(
-        self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
+        self, queries: mx.array, joined: mx.array | None, *, layer: int, softcap: float = 0.0
     ) -> list[Callable[[], mx.array]]:
         """Append, then attend causally; or attend again, when the step's keys and values were appended before.
 
         Args:
-            queries: [T, H, 1, D] of the whole step.
+            queries: [T, H, 1, D] of the whole step, multiplied by `engine.ops.exponential.query_factor`.
             joined: keys, then values: [T, 2·Hkv, 1, D] of the whole step; None when they were appended before.
             layer: index into the rows' caches.
-            scale: factor on the scores.
             softcap: bound that tanh puts on the scores; 0 means none.
 
         Returns:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.contracts.cache import TableMember
-from engine.ops.exponential import attention_of_powers
+from engine.ops.exponential import attention_of_powers, query_factor
 from engine.ops.streams import in_turns
 
 if TYPE_CHECKING:
@@ -158,8 +158,10 @@ class PackedAttention:
 
     def _attended(self, queries: mx.array, joined: mx.array | None, appended: _Appended, layer: int) -> mx.array:
         plan, parts = appended.plan, []
-        for step in plan.steps:
-            parts += step.attend(queries, joined, layer=layer, scale=self._scale, softcap=self._softcap)
+        if plan.steps:
+            multiplied = queries * query_factor(self._scale, self._softcap)  # once for all tables
+            for step in plan.steps:
+                parts += step.attend(multiplied, joined, layer=layer, softcap=self._softcap)
         outputs = in_turns(parts)
         for index, held in zip(plan.alone, appended.held, strict=True):
             attended = held.attend(self._stretch(index, queries), scale=self._scale, softcap=self._softcap)

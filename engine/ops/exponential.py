@@ -69,13 +69,25 @@ def attention_of_powers(
     """
     batch, heads, length, dim = queries.shape
     kv_heads, held = keys.shape[1], keys.shape[2]
-    factor = scale / softcap if softcap else scale * LOG2_E
-    grouped = (queries * factor).reshape(batch, kv_heads, -1, dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
-    if softcap:
-        scores = mx.tanh(scores) * (softcap * LOG2_E)
+    grouped = (queries * query_factor(scale, softcap)).reshape(batch, kv_heads, -1, dim)
+    scores = grouped_scores(grouped, keys, softcap)
     if visible is not None:
         scores = (scores.reshape(batch, kv_heads, -1, length, held) + visible).reshape(scores.shape)
+    return mixed_by_powers(scores, values).reshape(batch, heads, length, dim)
+
+
+def query_factor(scale: float, softcap: float = 0.0) -> float:
+    """What queries are multiplied by before `grouped_scores`, so that `mixed_by_powers` gives a softmax."""
+    return scale / softcap if softcap else scale * LOG2_E
+
+
+def grouped_scores(grouped: mx.array, keys: mx.array, softcap: float = 0.0) -> mx.array:
+    """Scores [B, Hkv, Q, N], by base 2, of multiplied queries [B, Hkv, Q, D] for `keys` [B, Hkv, N, D]."""
+    scores = grouped @ keys.swapaxes(-1, -2)
+    return mx.tanh(scores) * (softcap * LOG2_E) if softcap else scores
+
+
+def mixed_by_powers(scores: mx.array, values: mx.array) -> mx.array:
+    """The mean [B, Hkv, Q, D] of `values` [B, Hkv, N, D], weighted by powers of two of `scores` [B, Hkv, Q, N]."""
     weights = mx.power(2.0, scores - mx.max(scores, axis=-1, keepdims=True))
-    mixed = (weights @ values) / mx.sum(weights, axis=-1, keepdims=True)
-    return mixed.reshape(batch, heads, length, dim)
+    return (weights @ values) / mx.sum(weights, axis=-1, keepdims=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import mlx.core as mx
 
 from engine.contracts.cache import TableMember, TablePlace, capacity_for
+from engine.ops.exponential import query_factor
 from engine.state.plain_codec import PlainCodec
 from engine.state.slab_step import SlabStep
 from engine.state.snapshots import check_snapshot, refuse_empty, take_snapshot
@@ -175,6 +176,10 @@ class KvSlab:
             raise KeyError(layer)
         return held
 
+    def put(self, layer: int, storage: mx.array) -> None:
+        """Hold `storage`, which was made of the array that is there, in its place."""
+        self._layers[layer] = storage
+
     def plan(self, members: Sequence[TableMember]) -> SlabStep:
         """See `engine.contracts.cache.CacheTable.plan`."""
         return SlabStep(self, [replace(member, slot=self._place(member.slot)) for member in members])
@@ -186,12 +191,20 @@ class KvSlab:
 class _Seat:
     """Where one row sits. Shared by its layers' caches."""
 
-    __slots__ = ("pool", "slab", "slot")
+    __slots__ = ("_place", "pool", "slab", "slot")
 
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
         self.slab: KvSlab | None = None
         self.slot = 0
+        self._place: TablePlace | None = None
+
+    def place(self, tokens: int) -> TablePlace:
+        """Where the row can hold `tokens`; asked by every layer of every step."""
+        slab = self.with_room(tokens)
+        if self._place is None or self._place.table is not slab or self._place.slot != self.slot:
+            self._place = TablePlace(slab, self.slot)
+        return self._place
 
     def with_room(self, tokens: int) -> KvSlab:
         """The slab in which the row can hold `tokens`, moving there if it must."""
@@ -240,7 +253,8 @@ class PooledKvCache:
         place = self.place_for(length)
         step = place.table.plan([TableMember(slot=place.slot, start=0, length=length, offset=self._offset)])
         packed = [part.transpose(2, 1, 0, 3) for part in (queries, mx.concatenate([keys, values], axis=1))]
-        mixed = step.attend(*packed, layer=self._layer, scale=scale, softcap=softcap)[0]()
+        factor = query_factor(scale, softcap)
+        mixed = step.attend(packed[0] * factor, packed[1], layer=self._layer, softcap=softcap)[0]()
         self.advance(length)
         return mixed.reshape(length, queries.shape[1], 1, -1).transpose(2, 1, 0, 3)
 
@@ -255,8 +269,7 @@ class PooledKvCache:
 
     def place_for(self, tokens: int) -> TablePlace:
         """Make room for `tokens` more, and say where. Moves the row when it has outgrown its slab."""
-        slab = self._seat.with_room(self._offset + tokens)
-        return TablePlace(slab, self._seat.slot)
+        return self._seat.place(self._offset + tokens)
 
     def advance(self, tokens: int) -> None:
         """Count `tokens` that a table step appended."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from engine.ops.attention import visible_keys
-from engine.ops.exponential import attention_of_powers
+from engine.ops.exponential import grouped_scores, mixed_by_powers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,9 @@ class Slab(Protocol):
 
     def written(self, layer: int) -> mx.array:
         """The same for a layer that was written before."""
+
+    def put(self, layer: int, storage: mx.array) -> None:
+        """Take `storage` in the place of the array of one layer."""
 
 
 class SlabStep:
@@ -48,48 +51,76 @@ class SlabStep:
             self.order += range(stretch.packed.start, stretch.packed.stop)
 
     def attend(
-        self, queries: mx.array, joined: mx.array | None, *, layer: int, scale: float, softcap: float = 0.0
+        self, queries: mx.array, joined: mx.array | None, *, layer: int, softcap: float = 0.0
     ) -> list[Callable[[], mx.array]]:
         """Write, then attend. See `engine.contracts.cache.TableStep.attend`."""
         parts: list[_Decoding | _Stretch] = [*([self._decoding] if self._decoding else []), *self._stretches]
-        storage = self._slab.written(layer) if joined is None else self._slab.storage(layer, joined)
-        # All writes come before all reads: a read in between would make the next write copy the whole slab.
-        if joined is not None:
+        if joined is None:
+            storage = self._slab.written(layer)
+        else:
+            storage = self._slab.storage(layer, joined)
+            # All writes come before all reads: a read in between would make the next write copy the whole slab.
             for part in parts:
-                part.write(storage, joined)
-        return [partial(part.attended, storage, queries, scale, softcap) for part in parts]
+                storage = part.written(storage, joined)
+            self._slab.put(layer, storage)
+        return [partial(part.attended, storage, queries, softcap) for part in parts]
 
 
 class _Decoding:
-    """The rows with one token: their places from `first` to `last`; some between them may stand idle."""
+    """The rows with one token: their places from `first` to `last`; some between them may stand idle.
 
-    __slots__ = ("_first", "_held", "_kept", "_last", "_positions", "_rows", "_slots", "_visible", "_written")
+    Everything that layers share is worked out once: a decode step of short rows is mostly the price of operations.
+    """
+
+    __slots__ = ("_held", "_kept", "_members", "_places", "_rows", "_slots", "_visible", "_written")
 
     def __init__(self, members: Sequence[TableMember]) -> None:
-        self._first, self._last = members[0].slot, members[-1].slot
+        first, last = members[0].slot, members[-1].slot
         by_slot = {member.slot: member for member in members}
         # An idle row's place borrows the first member's query, and sees its own first key; the result is dropped.
-        spanned = [by_slot.get(slot) for slot in range(self._first, self._last + 1)]
+        spanned = [by_slot.get(slot) for slot in range(first, last + 1)]
         offsets = [0 if member is None else member.offset for member in spanned]
+        self._members = members
         self._held = max(offsets) + 1
+        self._slots = slice(first, last + 1)
         self._rows = _selection([(member or members[0]).start for member in spanned])
         self._written = _selection([member.start for member in members])
-        self._slots = mx.array([member.slot for member in members], dtype=mx.int32)
-        self._positions = mx.array([member.offset for member in members], dtype=mx.int32)
+        self._places: dict[tuple[int, ...], mx.array] = {}
         full = len(spanned) == len(members)
-        self._kept = None if full else mx.array([member.slot - self._first for member in members], dtype=mx.int32)
+        self._kept = None if full else mx.array([member.slot - first for member in members], dtype=mx.int32)
         self._visible: mx.array | None = None
         if len(set(offsets)) > 1:
             seen = mx.arange(self._held) <= mx.array(offsets)[:, None]
-            self._visible = mx.where(seen, 0.0, -mx.inf).reshape(len(offsets), 1, 1, 1, self._held)
+            self._visible = mx.where(seen, 0.0, -mx.inf).reshape(len(offsets), 1, 1, self._held)
 
-    def write(self, storage: mx.array, joined: mx.array) -> None:
-        storage[self._slots, :, self._positions] = joined[self._written, :, 0]
+    def written(self, storage: mx.array, joined: mx.array) -> mx.array:
+        """`storage` with the members' keys and values from `joined`."""
+        _, heads, capacity, size = storage.shape
+        lines = storage.reshape(-1, size)
+        lines[self._lines(heads, capacity)] = joined[self._written].reshape(-1, size)
+        return lines.reshape(storage.shape)
 
-    def attended(self, storage: mx.array, queries: mx.array, scale: float, softcap: float) -> mx.array:
-        slots = slice(self._first, self._last + 1)
-        mixed = _attend(storage, queries[self._rows], slots, self._held, self._visible, scale, softcap)
-        return (mixed if self._kept is None else mixed[self._kept]).flatten(1)
+    def attended(self, storage: mx.array, queries: mx.array, softcap: float) -> mx.array:
+        """[rows, H·D] of multiplied `queries` [T, H, 1, D]."""
+        kv_heads, size = storage.shape[1] // 2, storage.shape[3]
+        grouped = queries[self._rows].reshape(-1, kv_heads, queries.shape[1] // kv_heads, size)
+        scores = grouped_scores(grouped, storage[self._slots, :kv_heads, : self._held], softcap)
+        if self._visible is not None:
+            scores = scores + self._visible
+        mixed = mixed_by_powers(scores, storage[self._slots, kv_heads:, : self._held]).flatten(1)
+        return mixed if self._kept is None else mixed[self._kept]
+
+    def _lines(self, heads: int, capacity: int) -> mx.array:
+        """Which lines of a storage with `heads` and `capacity` are written; layers of one shape share the answer."""
+        known = self._places.get((heads, capacity))
+        if known is None:
+            places = [
+                (member.slot * heads + head) * capacity + member.offset
+                for member in self._members
+                for head in range(heads)
+            ]
+            known = self._places[heads, capacity] = mx.array(places, dtype=mx.int32)
+        return known
 
 
 class _Stretch:
@@ -104,30 +135,22 @@ class _Stretch:
         self._visible = visible_keys(member.length, self._held)
         self.packed = slice(member.start, member.start + member.length)
 
-    def write(self, storage: mx.array, joined: mx.array) -> None:
+    def written(self, storage: mx.array, joined: mx.array) -> mx.array:
+        """`storage` with the chunk's keys and values from `joined`."""
         storage[self._slots, :, self._written] = joined[self.packed].transpose(2, 1, 0, 3)
+        return storage
 
-    def attended(self, storage: mx.array, queries: mx.array, scale: float, softcap: float) -> mx.array:
+    def attended(self, storage: mx.array, queries: mx.array, softcap: float) -> mx.array:
+        """[length, H·D] of multiplied `queries` [T, H, 1, D]."""
+        kv_heads, size = storage.shape[1] // 2, storage.shape[3]
         stretch = queries[self.packed].transpose(2, 1, 0, 3)
-        return (
-            _attend(storage, stretch, self._slots, self._held, self._visible, scale, softcap)[0]
-            .swapaxes(0, 1)
-            .flatten(1)
+        _, heads, length, _ = stretch.shape
+        scores = grouped_scores(
+            stretch.reshape(1, kv_heads, -1, size), storage[self._slots, :kv_heads, : self._held], softcap
         )
-
-
-def _attend(
-    storage: mx.array,
-    queries: mx.array,
-    slots: slice,
-    held: int,
-    visible: mx.array | None,
-    scale: float,
-    softcap: float,
-) -> mx.array:
-    kv_heads = storage.shape[1] // 2
-    keys, values = storage[slots, :kv_heads, :held], storage[slots, kv_heads:, :held]
-    return attention_of_powers(queries, keys, values, scale=scale, softcap=softcap, visible=visible)
+        scores = (scores.reshape(1, kv_heads, -1, length, self._held) + self._visible).reshape(scores.shape)
+        mixed = mixed_by_powers(scores, storage[self._slots, kv_heads:, : self._held])
+        return mixed.reshape(heads, length, size).swapaxes(0, 1).flatten(1)
 
 
 def _selection(indices: list[int]) -> slice | mx.array:
