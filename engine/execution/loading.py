@@ -232,6 +232,7 @@ def _limits(binding: Binding, layout: LayoutPolicy, runtime: Runtime, settings: 
         prefill_step_tokens=step_tokens,
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         mixed_prefill_tokens=min(step_tokens, layout.mixed_prefill_tokens),
+        mixed_row_tokens=layout.mixed_row_tokens,
         state_bytes=usable_bytes(runtime.available_memory_bytes()) if stated is None else stated,
         workspace_bytes=partial(workspace_bytes, binding.geometry, binding.composition)
         if stated is None

@@ -75,8 +75,9 @@ def no_workspace(*, step_tokens: int, context_tokens: int) -> int:  # noqa: ARG0
 class Limits:
     """What one engine may hold and do at once.
 
-    `prefill_step_tokens` bounds the prompt tokens of a step; where somebody decodes, so does `mixed_prefill_tokens` for
-    each prompt that is being read, unless others wait behind one that `prefill_chunk_tokens` would finish.
+    `prefill_step_tokens` bounds the prompt tokens of a step, and `prefill_chunk_tokens` those of one prompt in it.
+    Where somebody decodes, so does `mixed_prefill_tokens` for each prompt that is being read, or `mixed_row_tokens` for
+    each row that decodes, whichever is more; unless several prompts wait of which the step can finish the first.
     `state_bytes` bounds the predicted state of all running rows, with the `workspace_bytes` of a step of theirs.
     `rows_per_step` is set for graphs that gain nothing by computing rows together; a step then holds no more of them.
     """
@@ -86,6 +87,7 @@ class Limits:
     prefill_chunk_tokens: int
     mixed_prefill_tokens: int
     state_bytes: int
+    mixed_row_tokens: int = 0
     workspace_bytes: WorkspaceBytes = no_workspace
     rows_per_step: int | None = None
 
@@ -205,16 +207,28 @@ class Scheduler(Generic[JobT]):
     def _prefill_budget(self) -> int:
         """Prompt tokens of the next step: beside decoding rows, a share for each prompt that waits for its first token.
 
-        One long prompt so delays running streams little. A burst of prompts is read in wide steps, and the end of it
-        still in steps that finish the next prompt: the fewer steps there are, the sooner everybody is done.
+        One long prompt so delays running streams little. The share grows with the rows that decode, since a step of
+        many rows takes longer anyway. Of a burst, as many prompts are read as a step can finish, and none is begun that
+        it cannot: the fewer steps there are, the sooner everybody is done.
         """
         limits, prompts = self.limits, [entry for entry in self._running if entry.job.is_prefilling]
-        if len(prompts) == len(self._running):
+        decoding = len(self._running) - len(prompts)
+        if not decoding:
             return limits.prefill_step_tokens
-        budget = limits.mixed_prefill_tokens * len(prompts)
-        if len(prompts) > 1 and min(prompts, key=_by_turn).job.unfed_tokens <= limits.prefill_chunk_tokens:
-            budget = max(budget, limits.prefill_chunk_tokens)
+        budget = max(limits.mixed_prefill_tokens * len(prompts), limits.mixed_row_tokens * decoding)
+        if len(prompts) > 1:
+            budget = max(budget, self._finishable_tokens(prompts))
         return min(limits.prefill_step_tokens, budget)
+
+    def _finishable_tokens(self, prompts: Sequence[_Entry[JobT]]) -> int:
+        """Tokens of the earliest prompts that one step can finish."""
+        finishable = 0
+        for entry in sorted(prompts, key=_by_turn):
+            unfed = entry.job.unfed_tokens
+            if unfed > self.limits.prefill_chunk_tokens or finishable + unfed > self.limits.prefill_step_tokens:
+                break
+            finishable += unfed
+        return finishable
 
     def _needed_bytes(self, jobs: Sequence[JobT]) -> int:
         """What `jobs` hold together at their longest, with the workspace of the widest step that they can make."""

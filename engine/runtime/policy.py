@@ -18,6 +18,7 @@ ComputeDtype = Literal["float32", "bfloat16", "float16"]
 CPU_PREFILL_STEP_TOKENS = 256
 CPU_PREFILL_CHUNK_TOKENS = 128
 CPU_MIXED_PREFILL_TOKENS = 8
+CPU_MIXED_ROW_TOKENS = 4
 GPU_PREFILL_STEP_TOKENS = 2048
 
 
@@ -28,8 +29,8 @@ class LayoutPolicy:
     `compute_dtype` is the dtype of activations, dense weights and quantization scales; `dequantize` turns quantized
     weights into dense ones while they are read; `pretranspose_linear` stores them as the product reads them.
     `prefill_step_tokens` bounds the prompt tokens of one step, `prefill_chunk_tokens` those of one prompt in it, and
-    both the time until a cancellation lands. Beside rows that decode each prompt brings `mixed_prefill_tokens`, which
-    delay every stream in the step.
+    both the time until a cancellation lands. Beside rows that decode each prompt brings `mixed_prefill_tokens`, or each
+    such row `mixed_row_tokens`, which delay every stream in the step.
     """
 
     compute_dtype: ComputeDtype
@@ -38,6 +39,7 @@ class LayoutPolicy:
     prefill_step_tokens: int = GPU_PREFILL_STEP_TOKENS
     prefill_chunk_tokens: int = GPU_PREFILL_STEP_TOKENS
     mixed_prefill_tokens: int = GPU_PREFILL_STEP_TOKENS
+    mixed_row_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,7 @@ def choose_layout(
         prefill_step_tokens=CPU_PREFILL_STEP_TOKENS,
         prefill_chunk_tokens=CPU_PREFILL_CHUNK_TOKENS,
         mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS,
+        mixed_row_tokens=CPU_MIXED_ROW_TOKENS,
     )
 
 

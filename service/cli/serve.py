@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from service.cli.server_flags import given, server_flags
-from service.grpc_log import silence_grpc_core
+from service.libraries import collect_seldom, let_blas_threads_sleep, silence_grpc_core
 from service.signals import leave_on_signals
 
 
@@ -22,6 +22,8 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     """
     leave_on_signals()
     silence_grpc_core()
+    let_blas_threads_sleep()
+    collect_seldom()
     from service.process import run_process  # takes a second or two
 
     run_process(given(flags), config_file)

@@ -109,6 +109,22 @@ def test_a_prompt_that_others_wait_behind_is_finished_at_once():
     assert [(job, width) for job, width in run_step(policy) if job is single] == [(single, 32)]
 
 
+def test_of_a_burst_as_many_prompts_are_read_as_a_step_finishes_and_no_other_is_begun():
+    policy = scheduler(max_rows=8)
+    decoding(policy, 1)
+    burst = submit(policy, *(FakeJob(30) for _ in range(3)))
+    assert [(job, width) for job, width in run_step(policy)[1:]] == [(burst[0], 30), (burst[1], 30)]
+    assert [job.emitted for job in burst] == [1, 1, 0]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (4, 16), (6, 24), (30, 64)])
+def test_a_prompt_s_share_grows_with_the_rows_that_decode(rows, width):
+    policy = scheduler(max_rows=40, mixed_row_tokens=4)
+    decoding(policy, rows)
+    submit(policy, FakeJob(1000))
+    assert run_step(policy)[-1][1] == width
+
+
 def test_a_short_prompt_alone_beside_decoding_rows_takes_its_share():
     policy = scheduler()
     decoding(policy, 1)

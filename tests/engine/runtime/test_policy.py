@@ -27,6 +27,7 @@ def test_a_cpu_holds_everything_in_float32_where_it_fits(weights: WeightsFacts) 
         prefill_step_tokens=256,
         prefill_chunk_tokens=128,
         mixed_prefill_tokens=8,
+        mixed_row_tokens=4,
     )
 
 
