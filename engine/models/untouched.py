@@ -2,7 +2,7 @@
 
 `mx.zeros` visits all of its memory, and a load that fills it visits it again. mlx reads a file object straight into an
 array's own memory and takes its word for what was written there; should it once read in another way, what is here costs
-time and stays right. On large pages products are a tenth faster, for as long as the model serves. Source: decision 0025.
+time and stays right. On large pages products are a tenth faster, as long as the model serves. Source: decision 0025.
 """
 
 from __future__ import annotations
