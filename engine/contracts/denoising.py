@@ -11,16 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from engine.contracts.graph import DeclaredGraph
+from engine.contracts.graph import ResidentGraph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import mlx.core as mx
 
-    from engine.contracts.adapters import AdapterTargets
-    from engine.contracts.composition import Composition
-    from engine.contracts.graph import ExpertRuntime
     from engine.contracts.option_groups import AdapterSelection
 
 GRAPH_ABI_DENOISING: Final = "mlx-denoising-v1"
@@ -72,32 +69,8 @@ class DenoisingState(Protocol):
         """Release the arrays. The state must not be used again."""
 
 
-class DenoisingGraph(DeclaredGraph, Protocol):
+class DenoisingGraph(ResidentGraph, Protocol):
     """A graph that the denoising method can drive. Its operations are lazy: nothing is evaluated in them."""
-
-    @property
-    def model_type(self) -> str:
-        """The family's name in configuration files."""
-
-    @property
-    def composition(self) -> Composition | None:
-        """Facts resolved before the graph was built; None means the defaults."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion, in the order in which the model's files name them."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes that the resident weights hold."""
-
-    @property
-    def experts(self) -> ExpertRuntime | None:
-        """The accounts of its experts' use; None for a graph that keeps none."""
-
-    @property
-    def adapters(self) -> AdapterTargets | None:
-        """Where adapters attach; None for a graph that takes none, or whose composition leaves them out."""
 
     @property
     def canvas_length(self) -> int:
@@ -127,6 +100,3 @@ class DenoisingGraph(DeclaredGraph, Protocol):
 
     def soft_embeddings(self, probabilities: mx.array, table: mx.array) -> mx.array:
         """Expected embeddings [1, L, H] in the dtype of `table`, scaled, under `probabilities` [1, L, V] float32."""
-
-    def close(self) -> None:
-        """Release the weights."""

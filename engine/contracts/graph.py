@@ -200,8 +200,12 @@ class PackedSegment:
     ends_alone: bool = False
 
 
-class DeclaredGraph(Protocol):
-    """Any resident graph: it says what it is before anything is asked of it."""
+class ResidentGraph(Protocol):
+    """Any graph that is in memory: it says what it is before anything is asked of it."""
+
+    @property
+    def model_type(self) -> str:
+        """The family's name in configuration files, such as "llama"."""
 
     @property
     def graph_capabilities(self) -> GraphDeclaration:
@@ -210,14 +214,6 @@ class DeclaredGraph(Protocol):
     @property
     def geometry(self) -> GraphGeometry:
         """The sizes that policies read."""
-
-
-class TokenGraph(DeclaredGraph, Protocol):
-    """A graph that the autoregressive method can drive. Shapes: T packed tokens, P positions, V vocabulary."""
-
-    @property
-    def model_type(self) -> str:
-        """The family's name in configuration files, such as "llama"."""
 
     @property
     def composition(self) -> Composition | None:
@@ -229,7 +225,7 @@ class TokenGraph(DeclaredGraph, Protocol):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes that the resident weights hold."""
+        """Bytes that the resident weights hold, those of mounted adapters included."""
 
     @property
     def experts(self) -> ExpertRuntime | None:
@@ -239,11 +235,15 @@ class TokenGraph(DeclaredGraph, Protocol):
     def adapters(self) -> AdapterTargets | None:
         """Where adapters attach; None for a graph that takes none, or whose composition leaves them out."""
 
+    def close(self) -> None:
+        """Release the weights."""
+
+
+class TokenGraph(ResidentGraph, Protocol):
+    """A graph that the autoregressive method can drive. Shapes: T packed tokens, P positions, V vocabulary."""
+
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T] uint32; appends to each cache."""
 
     def project(self, hidden: mx.array) -> mx.array:
         """Logits [1, P, V] of selected hidden states [1, P, hidden]."""
-
-    def close(self) -> None:
-        """Release the weights."""

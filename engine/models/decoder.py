@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
     from engine.artifacts.family import Family
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment
+    from engine.contracts.graph import PackedSegment
     from engine.contracts.rope import RopeConfig
     from engine.models.parts import FeedForward, Layer, Mixer
     from engine.models.reading import WeightReader
-    from engine.ops.adapted import AdapterSites
 
 _LARGEST_FLOAT16 = 65504.0
 
@@ -83,14 +82,18 @@ class DecoderLayer:
 
 
 class DecoderGraph:
-    """A resident decoder model."""
+    """A resident decoder model. What it says of itself: see `engine.contracts.graph.ResidentGraph`."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader, composition: Composition) -> None:
         """Take every weight of `config` from `reader`; raises the reader's errors."""
         family = FAMILIES[config.model_type]
+        self.model_type = config.model_type
+        self.graph_capabilities = declarations.DECODER
+        self.geometry = config.geometry()
+        self.composition = composition
+        self.eos_token_ids = config.eos_token_ids
+        self.experts: None = None  # all are resident, and nothing is decided by their use
         self._config = config
-        self._composition = composition
-        self._geometry = config.geometry()
         self._table = reader.embedding("model.embed_tokens")
         width = config.variety.input_width if config.variety else 0
         self._layer_inputs = LayerInputs(config, family, reader, width) if width else None
@@ -101,53 +104,18 @@ class DecoderGraph:
         self._norm = read_norm(reader, config, family, "model.norm")
         self._head = reader.tied_head(self._table) if config.tie_word_embeddings else reader.linear("lm_head")
         self._weights_bytes = reader.resident_bytes
-        self._adapters = reader.adapter_sites
-
-    @property
-    def model_type(self) -> str:
-        """The family's name."""
-        return self._config.model_type
-
-    @property
-    def graph_capabilities(self) -> GraphDeclaration:
-        """What the graph promises."""
-        return declarations.DECODER
-
-    @property
-    def geometry(self) -> GraphGeometry:
-        """The sizes that policies read."""
-        return self._geometry
-
-    @property
-    def composition(self) -> Composition:
-        """Facts resolved before the graph was built."""
-        return self._composition
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._config.eos_token_ids
+        self.adapters = reader.adapter_sites
 
     @property
     def weights_bytes(self) -> int:
         """Bytes that the resident weights hold, those of mounted adapters included."""
-        return self._weights_bytes + (0 if self._adapters is None else self._adapters.nbytes)
-
-    @property
-    def adapters(self) -> AdapterSites | None:
-        """Where adapters attach; None when the composition leaves them out."""
-        return self._adapters
-
-    @property
-    def experts(self) -> None:
-        """No accounts: all experts are resident, and nothing is decided by their use."""
-        return None
+        return self._weights_bytes + (0 if self.adapters is None else self.adapters.nbytes)
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Final hidden states [1, T, hidden] of packed `tokens` [1, T]; appends to each segment's caches."""
         scaling = self._config.scaling
-        if self._adapters is not None:
-            self._adapters.begin(segments)
+        if self.adapters is not None:
+            self.adapters.begin(segments)
         step = Step(segments, scale=self._config.score_scale, softcap=scaling.score_softcap)
         x = self._table(tokens)
         if scaling.embeddings != 1.0:
@@ -165,15 +133,15 @@ class DecoderGraph:
         if scaling.logits != 1.0:
             logits = logits / scaling.logits
         if scaling.logit_softcap:
-            composed = self._composition.composes_exponentials
+            composed = self.composition.composes_exponentials
             logits = soft_cap(logits, scaling.logit_softcap, composed=composed)
         return logits
 
     def close(self) -> None:
         """Release the weights."""
         self._layers.clear()
-        if self._adapters is not None:
-            self._adapters.close()
+        if self.adapters is not None:
+            self.adapters.close()
         del self._table, self._head, self._layer_inputs
 
 

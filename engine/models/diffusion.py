@@ -28,11 +28,9 @@ if TYPE_CHECKING:
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphDeclaration, GraphGeometry
     from engine.contracts.option_groups import AdapterSelection
     from engine.contracts.rope import RopeConfig
     from engine.models.reading import WeightReader
-    from engine.ops.adapted import AdapterSites
 
 
 class DiffusionLayer:
@@ -87,63 +85,32 @@ class SelfConditioning:
 
 
 class DiffusionGraph:
-    """A resident denoising model."""
+    """A resident denoising model. What it says of itself: see `engine.contracts.graph.ResidentGraph`."""
 
     def __init__(self, config: ModelConfig, reader: WeightReader, composition: Composition) -> None:
         """Take every weight of `config` from `reader`; raises the reader's errors."""
         family = FAMILIES[config.model_type]
+        self.model_type = config.model_type
+        self.graph_capabilities = declarations.DENOISER
+        self.geometry = config.geometry()
+        self.composition = composition
+        self.eos_token_ids = config.eos_token_ids
+        self.experts: None = None  # all are resident, and nothing is decided by their use
         self._config = config
         self._denoising, mixture = _required(config, family)
-        self._composition = composition
-        self._geometry = config.geometry()
         self._table = reader.embedding(f"{family.root}.embed_tokens")
         self._layers = _read_layers(config, family, mixture, reader, composition)
         self._norm = read_norm(reader, config, family, f"{family.root}.norm")
-        self._adapters = reader.adapter_sites
+        self.adapters = reader.adapter_sites
         reader.adapter_sites = None  # no adapter changes how a step is conditioned on the one before
         self._self_conditioning = SelfConditioning(config, family, reader, composition)
         self._head = reader.tied_head(self._table)
         self._weights_bytes = reader.resident_bytes
 
     @property
-    def model_type(self) -> str:
-        """The family's name."""
-        return self._config.model_type
-
-    @property
-    def graph_capabilities(self) -> GraphDeclaration:
-        """What the graph promises."""
-        return declarations.DENOISER
-
-    @property
-    def geometry(self) -> GraphGeometry:
-        """The sizes that policies read."""
-        return self._geometry
-
-    @property
-    def composition(self) -> Composition:
-        """Facts resolved before the graph was built."""
-        return self._composition
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._config.eos_token_ids
-
-    @property
     def weights_bytes(self) -> int:
         """Bytes that the resident weights hold, those of mounted adapters included."""
-        return self._weights_bytes + (0 if self._adapters is None else self._adapters.nbytes)
-
-    @property
-    def adapters(self) -> AdapterSites | None:
-        """Where adapters attach; None when the composition leaves them out."""
-        return self._adapters
-
-    @property
-    def experts(self) -> None:
-        """No accounts: all experts are resident, and nothing is decided by their use."""
-        return None
+        return self._weights_bytes + (0 if self.adapters is None else self.adapters.nbytes)
 
     @property
     def canvas_length(self) -> int:
@@ -217,21 +184,21 @@ class DiffusionGraph:
     def close(self) -> None:
         """Release the weights."""
         self._layers.clear()
-        if self._adapters is not None:
-            self._adapters.close()
+        if self.adapters is not None:
+            self.adapters.close()
         del self._table, self._head, self._self_conditioning
 
     @property
     def _composes(self) -> bool:
-        return self._composition.composes_exponentials
+        return self.composition.composes_exponentials
 
     def _embedded(self, tokens: mx.array) -> mx.array:
         return self._table(tokens) * self.embed_scale
 
     def _begin(self, length: int, state: EncoderState) -> None:
         """A pass over `length` tokens follows, with the row's adapters."""
-        if self._adapters is not None:
-            self._adapters.begin([PackedSegment(length, (), state.adapters)])
+        if self.adapters is not None:
+            self.adapters.begin([PackedSegment(length, (), state.adapters)])
 
 
 def _read_layers(

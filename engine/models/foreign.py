@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from engine.artifacts.artifact import Artifact
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import GraphDeclaration, GraphGeometry, PackedSegment
+    from engine.contracts.graph import PackedSegment
     from engine.runtime.policy import ComputeDtype, LayoutPolicy
 
 _LONGEST_REASON_CHARACTERS = 300
@@ -34,57 +34,22 @@ _MORE_QUANTIZATION = ("hf_quant_config.json",)
 
 
 class ForeignGraph:
-    """A resident model of mlx-lm."""
+    """A resident model of mlx-lm. What it says of itself: see `engine.contracts.graph.ResidentGraph`."""
 
     def __init__(
         self, artifact: Artifact, model: Any, make_prompt_cache: Callable[[Any], Any], composition: Composition
     ):
         """Take a loaded model."""
-        self._config = artifact.config
+        self.model_type = artifact.config.model_type
+        self.graph_capabilities = declarations.FOREIGN
+        self.geometry = artifact.config.geometry()
+        self.composition = composition
+        self.eos_token_ids = artifact.config.eos_token_ids
+        self.weights_bytes = sum(array.nbytes for array in _parameters(model))
+        self.experts: None = None
+        self.adapters: None = None  # mlx-lm's modules are its own
         self._model = model
-        self._composition = composition
-        self._weights_bytes = sum(array.nbytes for array in _parameters(model))
         self.states = ForeignStates(lambda: make_prompt_cache(self._model))
-
-    @property
-    def model_type(self) -> str:
-        """The architecture's name in configuration files."""
-        return self._config.model_type
-
-    @property
-    def graph_capabilities(self) -> GraphDeclaration:
-        """What the graph promises."""
-        return declarations.FOREIGN
-
-    @property
-    def geometry(self) -> GraphGeometry:
-        """The sizes that policies read."""
-        return self._config.geometry()
-
-    @property
-    def composition(self) -> Composition:
-        """Facts resolved before the graph was built."""
-        return self._composition
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """Ids that end a completion."""
-        return self._config.eos_token_ids
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes that the resident weights hold."""
-        return self._weights_bytes
-
-    @property
-    def experts(self) -> None:
-        """No accounts of experts' use."""
-        return
-
-    @property
-    def adapters(self) -> None:
-        """No places for adapters: mlx-lm's modules are its own."""
-        return
 
     def hidden(self, tokens: mx.array, segments: Sequence[PackedSegment]) -> mx.array:
         """Logits [1, T, V] of the one segment whose `tokens` [1, T] these are; those not used are never computed."""

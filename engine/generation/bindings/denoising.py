@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from engine.contracts.composition import Composition
-    from engine.contracts.graph import DeclaredGraph, ExpertRuntime, GraphDeclaration, GraphGeometry
+    from engine.contracts.graph import ExpertRuntime, GraphDeclaration, GraphGeometry, ResidentGraph
     from engine.contracts.prefill import PrefillPolicy
 
 OPERATIONS: Final = ("prefill", "extend_prefill", "decoder_logits", "dequant_embed_weight", "soft_embeddings")
@@ -47,7 +47,7 @@ class MlxDenoisingBinding:
     experts: ExpertRuntime | None
 
 
-def bind_denoising_model(resident: DeclaredGraph) -> MlxDenoisingBinding:
+def bind_denoising_model(resident: ResidentGraph) -> MlxDenoisingBinding:
     """Bind a graph that declares the denoising method.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.contracts.graph import DeclaredGraph, GraphGeometry
+    from engine.contracts.graph import GraphGeometry, ResidentGraph
     from engine.contracts.prefill import PrefillPolicy
 
 DEFAULT_CHUNK_TOKENS = 2048
@@ -46,7 +46,7 @@ class BoundedWorkspace:
         return chunk
 
 
-def resolve_mlx_prefill_policy(graph: DeclaredGraph, override: int | None = None) -> PrefillPolicy:
+def resolve_mlx_prefill_policy(graph: ResidentGraph, override: int | None = None) -> PrefillPolicy:
     """Choose the policy of a graph; `override` (tokens) makes the chunk fixed, and at least 1."""
     if override is not None:
         return FixedChunk(max(1, override))

@@ -204,7 +204,7 @@ def test_the_declaration_says_what_such_a_graph_cannot_do(model):
 
 def test_another_form_of_state_than_mlx_lms_is_refused_by_name(model):
     graph = bind(model[0]).graph
-    graph._composition = Composition(kv=AffineKv(bits=8))
+    graph.composition = Composition(kv=AffineKv(bits=8))
     with pytest.raises(UnsupportedOptionError, match=r"composition\.kv"):
         bind_mlx_autoregressive_graph(graph, graph.states)
 
