@@ -49,9 +49,10 @@ def opened(folder: Path, runtime: Any) -> Any:
     """Our stepper over the files in `folder`."""
     from engine.artifacts.weights import WeightStore
     from engine.execution.checkpoints import CheckpointKeeper
-    from engine.execution.denoising_stepper import DenoisingStepper
+    from engine.execution.denoising_method import DenoisingMethod
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.scheduler import Limits
+    from engine.execution.stepper import MethodStepper
     from engine.generation.bindings.denoising import bind_denoising_model
     from engine.generation.scopes import WiredScope
     from engine.models.reading import WeightReader
@@ -68,7 +69,8 @@ def opened(folder: Path, runtime: Any) -> Any:
     wired = WiredScope(limit_bytes=0, set_limit=lambda limit: limit, synchronize=lambda: None)
     nothing_kept: Any = None
     prefixes = PrefixKeeper(PrefixStore(0), nothing_kept)
-    return DenoisingStepper(bind_denoising_model(graph), wired, limits, prefixes, CheckpointKeeper(nothing_kept))
+    method = DenoisingMethod(bind_denoising_model(graph))
+    return MethodStepper(method, wired, limits, prefixes, CheckpointKeeper(nothing_kept))
 
 
 def timed(run: Callable[[], list[Answer]]) -> tuple[list[Answer], float, float]:

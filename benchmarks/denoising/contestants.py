@@ -18,7 +18,7 @@ from engine.generation.text import PushedText
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.execution.denoising_stepper import DenoisingStepper
+    from engine.execution.stepper import MethodStepper
 
 END = 1
 
@@ -63,7 +63,7 @@ class NoText:
         """Nothing, for mlx-vlm."""
 
 
-def ours(stepper: DenoisingStepper, requests: Sequence[Request]) -> list[Answer]:
+def ours(stepper: MethodStepper, requests: Sequence[Request]) -> list[Answer]:
     """Run all of `requests` at the same time in the engine's own batch."""
     from engine.execution.batch import Batch
     from engine.execution.job import Job
@@ -71,7 +71,7 @@ def ours(stepper: DenoisingStepper, requests: Sequence[Request]) -> list[Answer]
 
     told: dict[int, list[Any]] = {index: [] for index in range(len(requests))}
 
-    def hear(events: Any) -> None:
+    def hear(events: Sequence[tuple[Any, Any]]) -> None:
         for box, event in events:
             told[box].append(event)
 
@@ -88,7 +88,7 @@ def mlx_vlm(model: Any, requests: Sequence[Request]) -> list[Answer]:
     """Run `requests` one after the other: mlx-vlm denoises one canvas at a time."""
     import mlx.core as mx
 
-    diffusion: Any = importlib.import_module("mlx_vlm.generate.diffusion")
+    diffusion = importlib.import_module("mlx_vlm.generate.diffusion")
     diffusion.make_streaming_detokenizer = lambda _: NoText()
     tokenizer = SimpleNamespace(stopping_criteria=lambda token: token == END, decode=str, vocab={})
     answers = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.graph import STATE_ABI_FOREIGN
+from engine.execution.packed_method import stores_states
 from engine.execution.resident import DurablePlace
-from engine.execution.stepper import stores_states
 from engine.generation.bindings.denoising import MlxDenoisingBinding
 from engine.state.durable_disk import DurableDisk
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.durability import Continuation
     from engine.contracts.events import GenerationEvent, GenerationStarted, TokensGenerated
+    from engine.contracts.graph import ResidentGraph
     from engine.contracts.prefix import PrefixUse
     from engine.execution.adapter_mounts import AdapterMounts
     from engine.execution.checkpoints import CheckpointKeeper, DurableRow
@@ -31,6 +32,23 @@ class Pending(Protocol):
 
     def read(self) -> Sequence[Any]:
         """Wait; for each row what it receives, None while nothing is due, or the `RowFault` that ends it."""
+
+
+class BoundMethod(Protocol):
+    """The part of a stepper's work that depends on the model's method. Every call comes from the engine thread."""
+
+    @property
+    def graph(self) -> ResidentGraph:
+        """The graph, which whoever drives the method closes."""
+
+    def make_caches(self) -> list[Cache]:
+        """Fresh state for one row."""
+
+    def dispatch(self, rows: Sequence[Any], after: Any) -> Pending:
+        """Start a step, as `Stepper.dispatch`."""
+
+    def works(self) -> bool:
+        """Compute a little on a state of its own; whether the numbers are finite. Raises when the device is broken."""
 
 
 class Stepper(Protocol):

@@ -21,12 +21,13 @@ from engine.contracts.options import OptionDefaults
 from engine.execution.adapter_mounts import AdapterMounts
 from engine.execution.checkpoints import CheckpointKeeper
 from engine.execution.composing import compose, weights_facts
-from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
+from engine.execution.denoising_method import DenoisingMethod
 from engine.execution.durable_opening import open_durable
+from engine.execution.packed_method import PackedMethod
 from engine.execution.prefix_opening import no_prefixes, open_prefixes, restore_nothing
 from engine.execution.scheduler import Limits, no_workspace
 from engine.execution.state_room import smallest_row_bytes
-from engine.execution.stepper import PackedStepper, exercise
+from engine.execution.stepper import MethodStepper
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding, bind_mlx_autoregressive_graph
 from engine.generation.bindings.denoising import MlxDenoisingBinding, bind_denoising_model
 from engine.generation.memory import ELEMENT_BYTES, usable_bytes, workspace_bytes
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
     from engine.contracts.adapters import AdapterInfo
     from engine.contracts.composition import Composition
     from engine.contracts.durability import DurableStore
-    from engine.execution.job import Stepper
+    from engine.execution.job import BoundMethod, Stepper
+    from engine.execution.prefixes import PrefixKeeper
     from engine.execution.resident import DurablePlace, EngineSettings, ModelFiles
     from engine.ops.adapted import AdapterSites
     from engine.runtime.policy import LayoutPolicy, WeightsFacts
@@ -94,7 +96,10 @@ def load_model(
     binding, mounts, adapters = _bound(files, layout, facts, composition, runtime, before_each, progress)
     progress(LoadProgress(phase=LoadPhase.WARMING))
     before_each()
-    if not _works(binding):
+    method: BoundMethod = (
+        DenoisingMethod(binding) if isinstance(binding, MlxDenoisingBinding) else PackedMethod(binding)
+    )
+    if not method.works():
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
         name=files.name,
@@ -118,7 +123,8 @@ def load_model(
     limits = _limits(binding, layout, runtime, settings)
     _require_room(info, limits, settings)
     durable = open_durable(settings, binding)
-    stepper = _stepper(settings, binding, info, limits, mounts, durable.store)
+    prefixes, checkpoints = _keepers(settings, binding, info, limits, durable.store)
+    stepper = MethodStepper(method, _wired_scope(binding), limits, prefixes, checkpoints, mounts)
     return LoadedModel(stepper=stepper, info=info, binding=binding, durable=durable)
 
 
@@ -127,32 +133,18 @@ def _option_defaults(binding: Binding, artifact: Artifact) -> OptionDefaults:
     return OptionDefaults() if isinstance(binding, MlxDenoisingBinding) else artifact.config.option_defaults
 
 
-def _works(binding: Binding) -> bool:
-    """Try the graph out; whether it gives finite numbers."""
-    return try_denoising(binding) if isinstance(binding, MlxDenoisingBinding) else exercise(binding)
-
-
-def _stepper(
-    settings: EngineSettings,
-    binding: Binding,
-    info: ModelInfo,
-    limits: Limits,
-    mounts: AdapterMounts | None,
-    store: DurableStore | None,
-) -> Stepper:
-    """What drives the method of `binding`.
+def _keepers(
+    settings: EngineSettings, binding: Binding, info: ModelInfo, limits: Limits, store: DurableStore | None
+) -> tuple[PrefixKeeper, CheckpointKeeper]:
+    """What is kept of rows.
 
     Raises:
         ConfigurationError: prefixes are to be kept of a model that keeps none.
     """
-    wired = _wired_scope(binding)
     if isinstance(binding, MlxDenoisingBinding):
-        return DenoisingStepper(
-            binding, wired, limits, no_prefixes(settings), CheckpointKeeper(restore_nothing), mounts
-        )
+        return no_prefixes(settings), CheckpointKeeper(restore_nothing)
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
-    checkpoints = CheckpointKeeper(binding.cache_builder.restore, store)
-    return PackedStepper(binding, wired, limits, prefixes, checkpoints, mounts)
+    return prefixes, CheckpointKeeper(binding.cache_builder.restore, store)
 
 
 def _bound(

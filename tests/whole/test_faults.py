@@ -7,7 +7,7 @@ import threading
 import grpc
 import pytest
 
-from engine.execution import stepper
+from engine.execution import packed_method
 from mlxstream.v1 import generation_pb2
 from service import health as health_module
 from service.health import follow_engine
@@ -21,14 +21,14 @@ POISON_TOKENS = 11  # the length of the prompt whose row no step survives
 @pytest.fixture
 def hook(monkeypatch):
     """Replaces what starts a step; the hook is called with its rows and the real function."""
-    real = stepper.dispatch_packed_step
+    real = packed_method.dispatch_packed_step
 
     def install(before):
         def hooked(binding, rows, after):
             before(rows)
             return real(binding, rows, after)
 
-        monkeypatch.setattr(stepper, "dispatch_packed_step", hooked)
+        monkeypatch.setattr(packed_method, "dispatch_packed_step", hooked)
 
     return install
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engine.execution import stepper
+from engine.execution import packed_method
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 from service import health as health_module
 from service.health import Health, follow_engine
@@ -64,13 +64,13 @@ def request():
 
 async def test_a_stuck_step_ends_liveness_and_readiness_until_it_goes_on(followed, monkeypatch):
     whole, told = followed
-    go_on, real = threading.Event(), stepper.dispatch_packed_step
+    go_on, real = threading.Event(), packed_method.dispatch_packed_step
 
     def stuck(binding, rows, after):
         go_on.wait(20)
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", stuck)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", stuck)
     call = whole.generation.Generate(request())
     await until(lambda: told[""][-1] == NOT_SERVING and told[GENERATION][-1] == NOT_SERVING)
     go_on.set()

@@ -8,7 +8,7 @@ from unittest import mock
 from engine.contracts.durability import Continuation
 from engine.contracts.events import GenerationRequest, TokensGenerated
 from engine.contracts.options import GenerateOptions
-from engine.execution.stepper import PackedStepper
+from engine.execution.stepper import MethodStepper
 from tests.engine.execution.driving import collect
 
 EVERY_TOKENS = 8
@@ -46,14 +46,14 @@ async def die_after(engine, asked, count):
 @contextlib.contextmanager
 def held_after(count):
     """Rows of any engine come to a stand once they have so many tokens, until the event is set."""
-    gate, real = threading.Event(), PackedStepper.dispatch
+    gate, real = threading.Event(), MethodStepper.dispatch
 
     def dispatch(stepper, rows, after):
         if any(row.next_index >= count for row in rows):
             gate.wait(30)
         return real(stepper, rows, after)
 
-    with mock.patch.object(PackedStepper, "dispatch", dispatch):
+    with mock.patch.object(MethodStepper, "dispatch", dispatch):
         yield gate
 
 

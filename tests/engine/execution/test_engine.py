@@ -6,7 +6,7 @@ import pytest
 
 from engine.contracts.prompt import ChatMessage, ChatPrompt, TextPart
 from engine.contracts.results import FinishReason
-from engine.execution import stepper
+from engine.execution import packed_method
 from engine.execution.engine import Engine
 from tests.engine import tiny_model
 from tests.engine.execution.driving import run, settings, tokens
@@ -123,7 +123,7 @@ async def test_text_round_trips_through_the_front_door(engine):
 
 async def test_exact_rows_cut_a_prompt_alike_alone_and_in_company(folder, tmp_path, monkeypatch):
     cuts: dict[int, list[int]] = {}
-    real = stepper.dispatch_packed_step
+    real = packed_method.dispatch_packed_step
 
     def watched(binding, rows, after):
         for row in rows:
@@ -131,7 +131,7 @@ async def test_exact_rows_cut_a_prompt_alike_alone_and_in_company(folder, tmp_pa
                 cuts.setdefault(row.prompt_tokens, []).append(len(row.next_unit().tokens))
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", watched)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", watched)
     engine = Engine(settings(folder, tmp_path, row_tile_tokens=8))
     await engine.start()
     options = {"temperature": 0.9, "seed": 1, "max_tokens": 20, "eos_token_ids": ()}

@@ -19,7 +19,7 @@ from engine.contracts.events import GenerationRequest
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import TokenPrompt
 from engine.contracts.results import FinishReason
-from engine.execution import stepper
+from engine.execution import packed_method
 from engine.execution.engine import Engine, EngineState
 from tests.engine import tiny_model
 from tests.engine.execution.driving import run, settings, tokens
@@ -107,7 +107,7 @@ async def test_stop_while_texts_are_read_is_unavailable_never_a_cancellation(fol
 
 
 async def test_a_long_row_is_rebuilt_in_whole_chunks_and_its_progress_never_goes_back(engine, monkeypatch):
-    real, widths = stepper.dispatch_packed_step, []
+    real, widths = packed_method.dispatch_packed_step, []
 
     def faulty(binding, rows, after):
         widths.append([row.next_unit().tokens for row in rows])
@@ -115,7 +115,7 @@ async def test_a_long_row_is_rebuilt_in_whole_chunks_and_its_progress_never_goes
             raise RuntimeError("a passing fault")
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", faulty)
     both = [asyncio.create_task(run(engine, tokens(seed, 100), max_tokens=20, eos_token_ids=())) for seed in (1, 2)]
     assert [len((await task)[1]) for task in both] == [20, 20]
     rebuilding = [len(units[0]) for units in widths[14:] if len(units) == 1]
@@ -167,14 +167,14 @@ async def test_a_tokenizer_that_cannot_be_used_fails_the_start_with_its_reason(t
 
 
 async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, monkeypatch):
-    real, faults = stepper.dispatch_packed_step, [RuntimeError("a secret detail")] * 2
+    real, faults = packed_method.dispatch_packed_step, [RuntimeError("a secret detail")] * 2
 
     def faulty(binding, rows, after):
         if faults:
             raise faults.pop()
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", faulty)
     _, _, _, end = await run(engine, tokens(1, 4), max_tokens=4, eos_token_ids=())
     assert end.finish_reason is FinishReason.ERROR
     assert isinstance(end.error, GenerationFailedError)
@@ -185,7 +185,7 @@ async def test_a_fault_in_a_step_ends_its_rows_and_the_next_is_answered(engine, 
 async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(engine, monkeypatch):
     options = {"temperature": 0.9, "seed": 3, "max_tokens": 30, "eos_token_ids": ()}
     wanted = [(await run(engine, tokens(seed, 30), **options))[1] for seed in (1, 2)]
-    real, steps = stepper.dispatch_packed_step, []
+    real, steps = packed_method.dispatch_packed_step, []
 
     def faulty(binding, rows, after):
         steps.append(len(rows))
@@ -193,7 +193,7 @@ async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(
             raise RuntimeError("a passing fault")
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", faulty)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", faulty)
     found = await asyncio.gather(*(run(engine, tokens(seed, 30), **options) for seed in (1, 2)))
     assert steps[11] == 2
     assert [ids for _, ids, _, _ in found] == wanted
@@ -203,9 +203,9 @@ async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, mo
     def dead(binding, rows, after):
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", dead)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", dead)
     failed = asyncio.create_task(engine.wait_failed())
-    monkeypatch.setattr(stepper, "exercise", lambda binding: dead(binding, [], None))
+    monkeypatch.setattr(packed_method.PackedMethod, "works", lambda method: dead(method, [], None))
     assert isinstance((await run(engine, tokens(1, 4), max_tokens=4))[3].error, EngineFailedError)
     await asyncio.wait_for(failed, 10)
     assert engine.state is EngineState.FAILED
@@ -214,13 +214,13 @@ async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, mo
 
 
 async def test_every_array_operation_happens_on_the_engine_thread(engine, monkeypatch):
-    names, real = set(), stepper.dispatch_packed_step
+    names, real = set(), packed_method.dispatch_packed_step
 
     def watched(binding, rows, after):
         names.add(threading.current_thread().name)
         return real(binding, rows, after)
 
-    monkeypatch.setattr(stepper, "dispatch_packed_step", watched)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", watched)
     await asyncio.gather(*(run(engine, tokens(seed, 5), max_tokens=3, temperature=1.0) for seed in range(4)))
     assert names == {"mlx-engine"}
 
@@ -249,7 +249,7 @@ async def test_a_step_that_hangs_cannot_keep_callers_waiting_for_the_end(folder,
 
     engine = Engine(settings(folder, tmp_path))
     await engine.start()
-    monkeypatch.setattr(stepper, "dispatch_packed_step", hang)
+    monkeypatch.setattr(packed_method, "dispatch_packed_step", hang)
     monkeypatch.setattr("engine.execution.engine.STOP_SECONDS", 10 if hurried else 0.2)
     generation = await engine.generate(GenerationRequest(prompt=tokens(1, 4), options=GenerateOptions()))
     await asyncio.to_thread(hanging.wait, 10)

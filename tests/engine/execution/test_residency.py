@@ -13,8 +13,9 @@ from engine.contracts.load import GenerationPhase, LoadPhase, LoadProgress
 from engine.contracts.option_groups import CacheOptions
 from engine.contracts.options import GenerateOptions
 from engine.contracts.results import AbortReason, FinishReason
-from engine.execution import loading, residency
+from engine.execution import residency
 from engine.execution.engine import Engine
+from engine.execution.packed_method import PackedMethod
 from engine.generation.memory import usable_bytes
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings, tokens
@@ -105,11 +106,11 @@ async def test_a_load_that_fails_while_it_warms_leaves_the_old_model_serving(cha
     async with started(changing, tmp_path) as engine:
         before = engine.model
 
-        def broken(binding):
+        def broken(method):
             raise RuntimeError("the kernel does not compile")
 
         with monkeypatch.context() as patch:
-            patch.setattr(loading, "exercise", broken)
+            patch.setattr(PackedMethod, "works", broken)
             with pytest.raises(RuntimeError, match="does not compile"):
                 await engine.load_model("")
         assert engine.model is before
@@ -283,14 +284,14 @@ async def test_a_replaced_model_leaves_its_room_to_the_next(changing, tmp_path):
 
 
 async def test_a_model_is_loaded_and_warmed_on_the_one_thread_that_owns_arrays(changing, tmp_path, monkeypatch):
-    names, real = [], loading.exercise
+    names, real = [], PackedMethod.works
 
-    def watched(binding):
+    def watched(method):
         names.append(threading.current_thread().name)
-        return real(binding)
+        return real(method)
 
     async with started(changing, tmp_path) as engine:
-        monkeypatch.setattr(loading, "exercise", watched)
+        monkeypatch.setattr(PackedMethod, "works", watched)
         await engine.load_model("")
         await asyncio.gather(engine.load_model(""), run(engine, PROMPT, max_tokens=3, **GREEDY))
     assert names == ["mlx-engine"] * 2

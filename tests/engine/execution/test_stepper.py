@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from engine.execution.stepper import PackedStepper
+from engine.execution.stepper import MethodStepper
 
 
 class Experts:
@@ -24,7 +24,8 @@ class Wired:
 
 
 def stepper(experts):
-    return PackedStepper(SimpleNamespace(experts=experts), Wired(), limits=None, prefixes=None, checkpoints=None)
+    method = SimpleNamespace(graph=SimpleNamespace(experts=experts))
+    return MethodStepper(method, Wired(), limits=None, prefixes=None, checkpoints=None)
 
 
 def test_accounts_are_finished_each_time_a_generation_has_ended():

@@ -14,9 +14,10 @@ from engine.contracts.prefix import PrefixUse
 from engine.execution.batch import Batch
 from engine.execution.checkpoints import CheckpointKeeper, DurableRow
 from engine.execution.job import Job
+from engine.execution.packed_method import PackedMethod
 from engine.execution.prefixes import BOUNDARY_TOKENS, PrefixKeeper
 from engine.execution.scheduler import Limits
-from engine.execution.stepper import PackedStepper
+from engine.execution.stepper import MethodStepper
 from engine.execution.tally import StepTally
 from engine.generation.row import Row
 from engine.generation.scopes import WiredScope
@@ -52,14 +53,15 @@ class NotedGraph:
         return self.logits
 
 
-class NotingStepper(PackedStepper):
+class NotingStepper(MethodStepper):
     """Notes for each row the logits that each of its tokens was drawn from."""
 
     def __init__(self, binding, limits, prefixes):
         self.graph = NotedGraph(binding.graph)
+        method = PackedMethod(dataclasses.replace(binding, graph=self.graph))
         wired = WiredScope(limit_bytes=0, set_limit=lambda _: 0, synchronize=lambda: None)
         checkpoints = CheckpointKeeper(binding.cache_builder.restore)
-        super().__init__(dataclasses.replace(binding, graph=self.graph), wired, limits, prefixes, checkpoints)
+        super().__init__(method, wired, limits, prefixes, checkpoints)
         self.notes = {}
         self.steps = 0
 

@@ -10,10 +10,11 @@ from engine.contracts.events import CanvasRevised, GenerationFinished, Generatio
 from engine.contracts.results import FinishReason
 from engine.execution.batch import Batch
 from engine.execution.checkpoints import CheckpointKeeper
-from engine.execution.denoising_stepper import DenoisingStepper, try_denoising
+from engine.execution.denoising_method import DenoisingMethod
 from engine.execution.job import Job
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.scheduler import Limits
+from engine.execution.stepper import MethodStepper
 from engine.execution.tally import StepTally
 from engine.generation.bindings.denoising import bind_denoising_model
 from engine.generation.scopes import WiredScope
@@ -39,9 +40,8 @@ class House:
         self.graph = ScriptedGraph(**graph)
         wired = WiredScope(limit_bytes=0, set_limit=lambda limit: 0, synchronize=lambda: None)
         prefixes = PrefixKeeper(PrefixStore(0), restore=None)
-        self.stepper = DenoisingStepper(
-            bind_denoising_model(self.graph), wired, LIMITS, prefixes, CheckpointKeeper(None)
-        )
+        method = DenoisingMethod(bind_denoising_model(self.graph))
+        self.stepper = MethodStepper(method, wired, LIMITS, prefixes, CheckpointKeeper(None))
         self.told = {}
         self.batch = Batch(self.stepper, lambda: 0.0, self.hear, StepTally())
 
@@ -194,8 +194,8 @@ def test_a_closed_stepper_has_let_go_of_the_graph():
 
 def test_trying_a_graph_out_finds_scores_that_are_no_numbers_and_leaves_nothing_behind():
     graph = ScriptedGraph()
-    binding = bind_denoising_model(graph)
-    assert try_denoising(binding)
+    method = DenoisingMethod(bind_denoising_model(graph))
+    assert method.works()
     graph.not_a_number = True
-    assert not try_denoising(binding)
+    assert not method.works()
     assert [state.closed for state in graph.states] == [1, 1]
