@@ -88,9 +88,7 @@ class JobRow(KeptRow, Protocol):
     def aborted(self) -> tuple[str, GenerationFinished]:
         """End after the abort signal: the text that was held back, and the end."""
 
-    def finished(
-        self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
-    ) -> GenerationFinished:
+    def finished(self, reason: FinishReason, *, error: EngineError | None = None) -> GenerationFinished:
         """The end, with the statistics as they stand."""
 
     def close(self) -> None:

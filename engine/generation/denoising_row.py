@@ -9,16 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.events import CanvasRevised, GenerationFinished, PrefillProgress, TokensGenerated
-from engine.contracts.results import (
-    DenoisingStats,
-    FinishReason,
-    GeneratedToken,
-    GenerateStats,
-    tokens_per_second,
-)
+from engine.contracts.events import CanvasRevised, PrefillProgress, TokensGenerated
+from engine.contracts.results import DenoisingStats, GenerateStats, tokens_per_second
+from engine.generation.completion import Completion, Ending
 from engine.generation.denoising_schedule import canvas_tokens
-from engine.generation.ending import abort_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +21,9 @@ if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.denoising import DenoisingPlan, DenoisingState
     from engine.contracts.errors import EngineError
-    from engine.contracts.events import GenerationEvent
+    from engine.contracts.events import GenerationEvent, GenerationFinished
     from engine.contracts.options import ResolvedOptions
+    from engine.contracts.results import FinishReason
     from engine.generation.canvas_block import CanvasBlock
     from engine.generation.text import TextAssembler
     from engine.sampling.keys import KeySequence
@@ -57,6 +52,9 @@ class DenoisingRow:
         options: what runs.
         plan: how it is denoised.
         signal: the abort signal.
+        prompt: ids of the prompt.
+        prompt_tokens: their number.
+        cached_tokens: none: no state is kept for others.
         draft_blocks: whether the caller wants canvases under revision.
         caches: nothing that could be kept for other rows.
         state: the encoded tokens; None before the first.
@@ -80,42 +78,28 @@ class DenoisingRow:
         self.options = options
         self.plan = plan
         self.signal = signal
+        self.prompt = tuple(prompt)
+        self.prompt_tokens = len(self.prompt)
+        self.cached_tokens = 0
         self.draft_blocks = draft_blocks
         self.caches: list[Cache] = []
         self.state: DenoisingState | None = None
         self.block: CanvasBlock | None = None
         self.keys: KeySequence | None = None
         self._keys_at_block: KeySequence | None = None
-        self._prompt = tuple(prompt)
-        self._text = text
+        self._completion = Completion(options, text)
         self._clock = clock
         self._submitted_at = submitted_at
         self._admitted_at: float | None = None
         self._first_token_at: float | None = None
-        self._encodable = self._prompt
+        self._encodable = self.prompt
         self._encoded_tokens = 0
         self._finished_canvas: tuple[int, ...] = ()
         self._finished_passes = 0
         self._told_prefilled = 0
         self._blocks = 0
         self._canvas_tokens = 0
-        self._examined_tokens = 0
         self._delivered_tokens = 0
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Ids of the prompt."""
-        return self._prompt
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self._prompt)
-
-    @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prompt that the row began with: none, since no state is kept for others."""
-        return 0
 
     @property
     def state_tokens(self) -> tuple[int, ...]:
@@ -145,7 +129,7 @@ class DenoisingRow:
     @property
     def next_canvas_tokens(self) -> int:
         """Positions of the next block."""
-        return canvas_tokens(self.plan, self.options.max_tokens - self._examined_tokens)
+        return canvas_tokens(self.plan, self.options.max_tokens - len(self._completion.tokens))
 
     def next_width(self, limit_tokens: int) -> int:  # noqa: ARG002 - chunks are the same in any company
         """Tokens of the next unit; one for a pass."""
@@ -197,21 +181,22 @@ class DenoisingRow:
         if not drawn.ends:
             return events, None
         self._finish_block(drawn.tokens)
-        shown, text, finished = self._commit(drawn.tokens)
+        shown, text, ending = self._completion.commit_all(drawn.tokens)
+        self._delivered_tokens += len(shown)
+        if shown and self._first_token_at is None:
+            self._first_token_at = self._clock()
         if shown or text:
             events.append(TokensGenerated(tuple(shown), text))
-        return events, finished
+        return events, None if ending is None else ending.with_stats(self.stats())
 
     def aborted(self) -> tuple[str, GenerationFinished]:
         """End after the abort signal: the text that was held back, and the end with its statistics."""
-        kind, error = abort_outcome(self.signal)
-        return self._text.finish(), self.finished(kind, error=error)
+        text, ending = self._completion.aborted(self.signal)
+        return text, ending.with_stats(self.stats())
 
-    def finished(
-        self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
-    ) -> GenerationFinished:
+    def finished(self, reason: FinishReason, *, error: EngineError | None = None) -> GenerationFinished:
         """The end, with the statistics as they stand."""
-        return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
+        return Ending(finish_reason=reason, error=error).with_stats(self.stats())
 
     def stats(self) -> GenerateStats:
         """Statistics up to now. Source: reference, denoising-and-models §3: decoding includes the prefill."""
@@ -220,7 +205,7 @@ class DenoisingRow:
         decode_ms = 1000 * (now - admitted)
         first = self._submitted_at if self._first_token_at is None else self._first_token_at
         return GenerateStats(
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=len(self.prompt),
             generated_tokens=self._delivered_tokens,
             decode_tps=tokens_per_second(self._delivered_tokens, decode_ms),
             decode_ms=decode_ms,
@@ -240,11 +225,11 @@ class DenoisingRow:
         return self._finished_passes + (0 if self.block is None else self.block.passes)
 
     def _new_progress(self) -> list[GenerationEvent]:
-        prefilled = min(self._encoded_tokens, len(self._prompt))
+        prefilled = min(self._encoded_tokens, len(self.prompt))
         if prefilled <= self._told_prefilled:
             return []
         self._told_prefilled = prefilled
-        return [PrefillProgress(prefilled, len(self._prompt))]
+        return [PrefillProgress(prefilled, len(self.prompt))]
 
     def _finish_block(self, canvas: tuple[int, ...]) -> None:
         """All of the canvas is encoded before the next block, tokens that are not delivered too."""
@@ -252,30 +237,3 @@ class DenoisingRow:
         self._finished_canvas = canvas
         self._blocks += 1
         self._canvas_tokens += len(canvas)
-
-    def _commit(self, canvas: Sequence[int]) -> tuple[list[GeneratedToken], str, GenerationFinished | None]:
-        """The tokens that are delivered, the text that became final with them, and the end if there is one."""
-        shown: list[GeneratedToken] = []
-        pieces: list[str] = []
-        for token in canvas:
-            self._examined_tokens += 1
-            if token in self.options.eos_token_ids:
-                return shown, *self._ended(pieces, FinishReason.STOP)
-            pushed = self._text.push(token)
-            pieces.append(pushed.text)
-            shown.append(GeneratedToken(token=token, index=self._delivered_tokens, text_bytes=pushed.token_bytes))
-            self._delivered_tokens += 1
-            if self._first_token_at is None:
-                self._first_token_at = self._clock()
-            if pushed.matched_stop is not None:
-                return shown, "".join(pieces), self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
-            if self._examined_tokens >= self.options.max_tokens:
-                return shown, *self._ended(pieces, FinishReason.LENGTH)
-        return shown, "".join(pieces), None
-
-    def _ended(self, pieces: list[str], reason: FinishReason) -> tuple[str, GenerationFinished]:
-        """The text and the end; a stop sequence that only the held text completes is a stop all the same."""
-        text, matched = "".join((*pieces, self._text.finish())), self._text.matched_stop
-        if matched is None:
-            return text, self.finished(reason)
-        return text, self.finished(FinishReason.STOP, matched_stop=matched)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.events import GenerationFinished, PrefillProgress, TokensGenerated
-from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats, SampledToken, tokens_per_second
-from engine.generation.ending import abort_outcome
+from engine.contracts.events import PrefillProgress, TokensGenerated
+from engine.contracts.results import GenerateStats, tokens_per_second
+from engine.generation.completion import Completion, Ending
 from engine.generation.prefill import PrefillStep, next_prefill_step
 from engine.sampling.recipe import Draw, Recipe
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.errors import EngineError
-    from engine.contracts.events import GenerationEvent
+    from engine.contracts.events import GenerationEvent, GenerationFinished
     from engine.contracts.options import ResolvedOptions
+    from engine.contracts.results import FinishReason, GeneratedToken, SampledToken
     from engine.generation.text import TextAssembler
 
 
@@ -49,7 +50,15 @@ class RowFault:
 
 
 class Row:
-    """The state of one generation from admission to its end."""
+    """The state of one generation from admission to its end.
+
+    Attributes:
+        options: what runs.
+        signal: the abort signal.
+        prompt: ids of the prompt.
+        prompt_tokens: their number.
+        caches: the row's state.
+    """
 
     def __init__(
         self,
@@ -81,10 +90,12 @@ class Row:
         """
         self.options = options
         self.signal = signal
+        self.prompt = tuple(prompt)
+        self.prompt_tokens = len(self.prompt)
         self.caches: list[Cache] = []
-        self._prompt = tuple(prompt)
+        self._completion = Completion(options, text)
+        self._generated = self._completion.tokens  # grows with every commit
         self._recipe = Recipe(options)
-        self._text = text
         self._tail_split = tail_split
         self._clock = clock
         self._chunk_is_exact = chunk_is_exact
@@ -95,7 +106,7 @@ class Row:
         self._newest_token_at: float | None = None
         self._unit_limit: int | None = None
         self._joins_tail = False
-        self._fed = self._prompt
+        self._fed = self.prompt
         self._fed_tokens = 0
         self._position = 0
         self._is_astray = False
@@ -103,18 +114,7 @@ class Row:
         self._waits_until = 0
         self._cached_tokens = 0
         self._told_prefilled = 0
-        self._generated: list[int] = []
         self._resumed_tokens = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self._prompt)
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Ids of the prompt."""
-        return self._prompt
 
     @property
     def cached_tokens(self) -> int:
@@ -124,7 +124,7 @@ class Row:
     @property
     def prefilled_tokens(self) -> int:
         """Prompt tokens whose state has been written."""
-        return min(self._fed_tokens, len(self._prompt))
+        return min(self._fed_tokens, len(self.prompt))
 
     @property
     def is_prefilling(self) -> bool:
@@ -142,12 +142,12 @@ class Row:
 
         The state holds exactly these, but for one token more while a step that was fed a wrong guess is unread.
         """
-        return (self._prompt + tuple(self._generated))[: self._position - self._is_astray]
+        return (self.prompt + tuple(self._generated))[: self._position - self._is_astray]
 
     @property
     def known_tokens(self) -> tuple[int, ...]:
         """Ids of the prompt, then of all committed tokens."""
-        return self._prompt + tuple(self._generated)
+        return self.prompt + tuple(self._generated)
 
     @property
     def is_astray(self) -> bool:
@@ -181,7 +181,7 @@ class Row:
         self.caches = caches
         self._joins_tail = joins_tail and bool(caches) and all(cache.is_seated for cache in caches)
         self._fed_tokens = self._position = cached_tokens
-        self._cached_tokens = self._told_prefilled = min(cached_tokens, len(self._prompt))
+        self._cached_tokens = self._told_prefilled = min(cached_tokens, len(self.prompt))
         self._admitted_at = self._clock()
 
     def replay(self, tokens: Sequence[int]) -> tuple[list[GeneratedToken], str, GenerationFinished | None]:
@@ -193,17 +193,10 @@ class Row:
         Returns:
             The tokens that are shown, their text, and the end if the last of them brings it.
         """
-        shown, texts, finished = [], [], None
-        for token in tokens:
-            one, text, finished = self.commit(SampledToken(token))
-            shown += [] if one is None else [one]
-            texts.append(text)
-            if finished is not None:
-                break
-        self._fed = self._prompt + tuple(self._generated[:-1])
+        shown, text, ending = self._completion.commit_all(tokens)
+        self._fed = self.prompt + tuple(self._generated[:-1])
         self._resumed_tokens = len(self._generated)
-        self._first_token_at = self._newest_token_at = None
-        return shown, "".join(texts), finished
+        return shown, text, self._finished(ending)
 
     def limit_next_unit(self, tokens: int) -> None:
         """Let the next unit be no wider than `tokens`, unless its chunk is exact."""
@@ -234,7 +227,7 @@ class Row:
         if self._corrected_at is not None and index <= self._corrected_at + CORRECTION_MEMORY_TOKENS:
             self._waits_until = index + CORRECTION_MEMORY_TOKENS
         self._corrected_at = index
-        if self._position > len(self._prompt) + index:
+        if self._position > len(self.prompt) + index:
             self._is_astray = True
 
     def step_back(self) -> None:
@@ -248,7 +241,7 @@ class Row:
         """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost."""
         self.close()
         self.caches = caches
-        self._fed = self._prompt + tuple(self._generated[:-1])
+        self._fed = self.prompt + tuple(self._generated[:-1])
         self._fed_tokens = self._position = 0
         self._is_astray = False
 
@@ -257,7 +250,7 @@ class Row:
         if self._generated or self.prefilled_tokens <= self._told_prefilled:
             return None
         self._told_prefilled = self.prefilled_tokens
-        return PrefillProgress(self._told_prefilled, len(self._prompt))
+        return PrefillProgress(self._told_prefilled, len(self.prompt))
 
     def receive(self, drawn: SampledToken | None) -> tuple[list[GenerationEvent], GenerationFinished | None]:
         """Take what a step brought, None while the prompt is read; returns what the caller hears and the end."""
@@ -271,39 +264,20 @@ class Row:
 
     def commit(self, sampled: SampledToken) -> tuple[GeneratedToken | None, str, GenerationFinished | None]:
         """Take a sampled token; returns the token if it is shown, the text that became final, and the end if any."""
-        token, index = sampled.token, len(self._generated)
-        self._generated.append(token)
         self._newest_token_at = self._clock()
         if self._first_token_at is None:
             self._first_token_at = self._newest_token_at
-        if token in self.options.eos_token_ids:
-            return None, *self._ended(FinishReason.STOP)
-        pushed = self._text.push(token)
-        shown = GeneratedToken(token=token, index=index, text_bytes=pushed.token_bytes, logprobs=sampled.logprobs)
-        if pushed.matched_stop is not None:
-            return shown, pushed.text, self.finished(FinishReason.STOP, matched_stop=pushed.matched_stop)
-        if len(self._generated) >= self.options.max_tokens:
-            text, end = self._ended(FinishReason.LENGTH)
-            return shown, pushed.text + text, end
-        return shown, pushed.text, None
+        shown, text, ending = self._completion.commit(sampled.token, sampled.logprobs)
+        return shown, text, self._finished(ending)
 
     def aborted(self) -> tuple[str, GenerationFinished]:
         """End after the abort signal: the text that was held back, and the end with its statistics."""
-        kind, error = abort_outcome(self.signal)
-        return self._text.finish(), self.finished(kind, error=error)
+        text, ending = self._completion.aborted(self.signal)
+        return text, ending.with_stats(self.stats())
 
-    def _ended(self, reason: FinishReason) -> tuple[str, GenerationFinished]:
-        """The held text and the end; a stop sequence that only the held text completes is a stop all the same."""
-        text, matched = self._text.finish(), self._text.matched_stop
-        if matched is None:
-            return text, self.finished(reason)
-        return text, self.finished(FinishReason.STOP, matched_stop=matched)
-
-    def finished(
-        self, reason: FinishReason, *, matched_stop: str = "", error: EngineError | None = None
-    ) -> GenerationFinished:
+    def finished(self, reason: FinishReason, *, error: EngineError | None = None) -> GenerationFinished:
         """The end, with the statistics as they stand."""
-        return GenerationFinished(finish_reason=reason, stats=self.stats(), matched_stop=matched_stop, error=error)
+        return Ending(finish_reason=reason, error=error).with_stats(self.stats())
 
     def stats(self) -> GenerateStats:
         """Statistics up to now: what was never reached took no time. Source: reference, autoregressive §1.2."""
@@ -314,9 +288,9 @@ class Row:
         prefill_ms, decode_ms = 1000 * (first - admitted), 1000 * (newest - first)
         if self._resumed_tokens:  # the first token was there before
             prefill_ms = 0.0
-        prefilled_tokens = len(self._prompt) if self._generated else self.prefilled_tokens
+        prefilled_tokens = len(self.prompt) if self._generated else self.prefilled_tokens
         return GenerateStats(
-            prompt_tokens=len(self._prompt),
+            prompt_tokens=len(self.prompt),
             cached_tokens=self._cached_tokens,
             generated_tokens=len(self._generated),
             prefill_tps=tokens_per_second(max(0, prefilled_tokens - self._cached_tokens), prefill_ms),
@@ -334,15 +308,18 @@ class Row:
             cache.close()
         self.caches = []
 
+    def _finished(self, ending: Ending | None) -> GenerationFinished | None:
+        return None if ending is None else ending.with_stats(self.stats())
+
     def _newest_tokens(self, count: int) -> list[int]:
         """The last `count` of the prompt and the committed tokens, or as many as there are."""
         surplus = len(self._generated) - count
         if surplus >= 0:
             return self._generated[surplus:]
-        return [*self._prompt[surplus:], *self._generated]
+        return [*self.prompt[surplus:], *self._generated]
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
-        if self._resumed_tokens and self._fed_tokens >= len(self._prompt):
+        if self._resumed_tokens and self._fed_tokens >= len(self.prompt):
             return PrefillStep(self._fed_tokens, self._fed_tokens + 1, final=self.unfed_tokens == 1)
         chunk = self.options.prefill_chunk_size
         is_exact = self._chunk_is_exact or (self._converts_at == 0 and not self._fed_tokens)
@@ -352,7 +329,7 @@ class Row:
             chunk = min(chunk, self._converts_at - self._fed_tokens)
         elif self._converts_at and self._chunk_is_exact:
             chunk = min(chunk, chunk - self._fed_tokens % chunk)
-        length = len(self._prompt) if self._resumed_tokens else len(self._fed)
+        length = len(self.prompt) if self._resumed_tokens else len(self._fed)
         return next_prefill_step(
             length=length,
             position=self._fed_tokens,
