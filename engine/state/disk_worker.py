@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 
 
 class DiskWorker:
-    """Runs tasks one after the other, and another one whenever it has had nothing to do for a while."""
+    """Runs tasks one after the other, and one of its own before them and, if wished, whenever there were none."""
 
     def __init__(
-        self, name: str, *, idle: Callable[[], None], idle_seconds: float, failed: Callable[[OSError], None]
+        self, name: str, *, idle: Callable[[], None], idle_seconds: float | None, failed: Callable[[OSError], None]
     ) -> None:
         """Start with `idle`.
 
         Args:
             name: of the thread.
             idle: what is done first, and then every `idle_seconds` without a task.
-            idle_seconds: see there.
+            idle_seconds: see there; None: never again.
             failed: is told of what the system has refused; other faults are logged as ours.
         """
         self._idle = idle

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import ArtifactError
 from engine.contracts.snapshot import usable_tokens
+from engine.state.disk_worker import DiskWorker
 from engine.state.prefix_file import PrefixRecord, read_prefix_file, read_prefix_record, write_prefix_file
 from engine.state.prefix_folder import PrefixFolder, digest
 from engine.state.prefix_index import TOKEN_BYTES, PrefixIndex, length_of
@@ -78,23 +79,20 @@ class PrefixDisk:
         self._folder = PrefixFolder(folder, self._warn)
         self._identity = digest(identity.encode("utf-8"))
         self._capacity_bytes = capacity_bytes
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._index = PrefixIndex[StoredPrefix]()
         self._queue: deque[_Queued] = deque()
-        self._is_busy = True
-        self._is_closing = False
         self._warned: set[str] = set()
-        self._worker = threading.Thread(target=self._run, name="mlx-stream-prefixes", daemon=True)
-        self._worker.start()
+        self._worker = DiskWorker("mlx-stream-prefixes", idle=self._scan, idle_seconds=None, failed=self._failed)
 
     def __len__(self) -> int:
         """Entries known."""
-        with self._changed:
+        with self._lock:
             return len(self._index)
 
     def find(self, namespace: str, key: bytes, *, cut_tokens: int = 1) -> DiskHit | None:
         """The entry that serves most of the prompt `key`; see `PrefixStore.find`. Touches no file."""
-        with self._changed:
+        with self._lock:
             found = self._index.longest(
                 namespace,
                 key[:-TOKEN_BYTES],
@@ -126,18 +124,18 @@ class PrefixDisk:
     def offer(self, entry: PrefixEntry) -> None:
         """Have `entry` written, unless one that is there or waits does its work already."""
         tokens = length_of(entry.key)
-        with self._changed:
+        with self._lock:
             known = [stored.record for stored in self._index.descendants(entry.namespace, entry.key)]
             known += [queued.record for queued in self._queue if _begins(queued.record, entry)]
         if entry.nbytes > self._capacity_bytes or any(record.serves(tokens) for record in known):
             return
         queued = _Queued(self._record(entry), to_host(entry.snapshots), entry.nbytes)
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if not _replaces(queued.record, one.record))
             self._queue.append(queued)
             while len(self._queue) > 1 and sum(one.nbytes for one in self._queue) > QUEUE_BYTES:
                 self._queue.popleft()
-            self._changed.notify_all()
+        self._worker.submit(self._write_oldest)
 
     def forget(self, mark: str) -> tuple[int, int]:
         """Remove the entries whose namespace ends with `mark` ("" for all), written or queued.
@@ -145,7 +143,7 @@ class PrefixDisk:
         Returns:
             How many files went, and their bytes. One that is being written at this moment stays.
         """
-        with self._changed:
+        with self._lock:
             self._queue = deque(one for one in self._queue if not one.record.namespace.endswith(mark))
         found = [stored for stored in self._stored() if stored.record.namespace.endswith(mark)]
         freed_bytes = 0
@@ -157,36 +155,11 @@ class PrefixDisk:
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until everything is read and written; returns whether it came to that."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._is_busy, seconds)
+        return self._worker.wait_idle(seconds)
 
     def close(self) -> None:
         """Let the worker finish what is queued, for a while."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        self._worker.join(CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            self._scan()
-        except Exception:
-            logger.exception("kept prefixes are not read from disk")
-        while (queued := self._next()) is not None:
-            try:
-                self._write(queued)
-            except OSError as error:
-                self._warn("prefixes are not written to disk", error)
-            except Exception:
-                logger.exception("a prefix could not be written")
-
-    def _next(self) -> _Queued | None:
-        with self._changed:
-            self._is_busy = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._is_closing)
-            self._is_busy = bool(self._queue)
-            return self._queue.popleft() if self._queue else None
+        self._worker.close(CLOSE_SECONDS)
 
     def _scan(self) -> None:
         if not self._folder.is_ours():
@@ -195,7 +168,7 @@ class PrefixDisk:
         for path in self._folder.entries(re.compile(self._identity)):
             record = self._record_in(path)
             if record is not None and record.identity == self._identity and path == self._path(record):
-                with self._changed:
+                with self._lock:
                     self._index.put(record.namespace, record.key, StoredPrefix(record, path))
         self._make_room(0)
 
@@ -214,10 +187,17 @@ class PrefixDisk:
             logger.exception("a kept prefix cannot be read")
         return None
 
+    def _write_oldest(self) -> None:
+        """Done once for each entry that was offered, though some of them may have been replaced or dropped since."""
+        with self._lock:
+            queued = self._queue.popleft() if self._queue else None
+        if queued is not None:
+            self._write(queued)
+
     def _write(self, queued: _Queued) -> None:
         record, path = queued.record, self._path(queued.record)
         self._folder.make_place(path)
-        with self._changed:
+        with self._lock:
             shorter = self._index.ancestors(record.namespace, record.key)
             superseded = [one for one in shorter if record.serves(length_of(one.record.key))]
             same = self._index.get(record.namespace, record.key)
@@ -226,7 +206,7 @@ class PrefixDisk:
         if not self._make_room(queued.nbytes - going_bytes):
             raise OSError(errno.EDQUOT, "files that cannot be removed take the room")
         write_prefix_file(path, record, queued.layers)
-        with self._changed:
+        with self._lock:
             self._index.put(record.namespace, record.key, StoredPrefix(record, path))
         for one in superseded:
             self._remove(one)
@@ -247,7 +227,7 @@ class PrefixDisk:
         return excess <= 0
 
     def _stored(self) -> list[StoredPrefix]:
-        with self._changed:
+        with self._lock:
             return list(self._index)
 
     def _remove(self, stored: StoredPrefix) -> None:
@@ -255,7 +235,7 @@ class PrefixDisk:
         self._folder.remove(stored.path)
 
     def _forget(self, stored: StoredPrefix) -> None:
-        with self._changed:
+        with self._lock:
             if self._index.get(stored.record.namespace, stored.record.key) is stored:
                 self._index.remove(stored.record.namespace, stored.record.key)
 
@@ -265,6 +245,9 @@ class PrefixDisk:
 
     def _path(self, record: PrefixRecord) -> Path:
         return self._folder.path(record.identity, record.namespace, record.key)
+
+    def _failed(self, error: OSError) -> None:
+        self._warn("prefixes are not written to disk", error)
 
     def _warn(self, what: str, error: OSError) -> None:
         """Tell what cannot be done, each thing once."""
