@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,9 @@ def test_the_demo_of_block_diffusion_tells_a_tale_in_whole_blocks() -> None:
     assert " blocks in " in ended.stderr or " block in " in ended.stderr
 
 
-def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> None:
+@contextlib.contextmanager
+def telling_a_long_story() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A demo whose server is up, and its target; in the end both are gone, for they share what is read then."""
     demo = subprocess.Popen(
         [*DEMO, "Write a very long story."],
         stdout=subprocess.DEVNULL,
@@ -71,26 +75,21 @@ def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> No
     assert demo.stderr is not None
     with demo:
         target = next(match.group(1) for line in demo.stderr if (match := re.search(r"serving \S+ on (\S+);", line)))
+        yield demo, target
+        demo.stderr.read()
+
+
+def test_a_demo_that_is_terminated_stops_its_server(demo_model_path: Path) -> None:
+    with telling_a_long_story() as (demo, target):
         assert not has_ended(target)
         demo.send_signal(signal.SIGTERM)
-        demo.stderr.read()
     assert demo.returncode == 143
     assert has_ended(target)
 
 
 def test_a_demo_that_is_killed_takes_its_server_along(demo_model_path: Path) -> None:
-    demo = subprocess.Popen(
-        [*DEMO, "Write a very long story."],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert demo.stderr is not None
-    with demo:
-        target = next(match.group(1) for line in demo.stderr if (match := re.search(r"serving \S+ on (\S+);", line)))
+    with telling_a_long_story() as (demo, target):
         demo.kill()
-        demo.stderr.read()  # ends when the server, which shares it, has ended too
     assert demo.returncode == -signal.SIGKILL
     assert has_ended(target)
 

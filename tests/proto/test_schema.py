@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.resources
 import itertools
 import re
@@ -11,31 +12,9 @@ from types import ModuleType
 import pytest
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor, MethodDescriptor
 
-from mlxstream.v1 import (
-    admin_pb2,
-    delivery_pb2,
-    error_pb2,
-    event_pb2,
-    generation_pb2,
-    graph_pb2,
-    model_pb2,
-    options_pb2,
-    prompt_pb2,
-    result_pb2,
-)
-
 PROTO = Path(__file__).resolve().parents[2] / "proto"
-MODULES: tuple[ModuleType, ...] = (
-    admin_pb2,
-    delivery_pb2,
-    error_pb2,
-    event_pb2,
-    generation_pb2,
-    graph_pb2,
-    model_pb2,
-    options_pb2,
-    prompt_pb2,
-    result_pb2,
+MODULES: tuple[ModuleType, ...] = tuple(
+    importlib.import_module(f"mlxstream.v1.{path.stem}_pb2") for path in sorted(PROTO.rglob("*.proto"))
 )
 FILES: tuple[FileDescriptor, ...] = tuple(module.DESCRIPTOR for module in MODULES)
 MESSAGES: dict[str, Descriptor] = {name: one for file in FILES for name, one in file.message_types_by_name.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -15,23 +13,10 @@ from tests.clients.python.scripted_server import (
     Events,
     ScriptedServer,
     abort,
-    answer,
     endless,
     serving,
     silent,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with serving(answer("Hello", ", ", "world")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server: ScriptedServer) -> AsyncIterator[mlxstream.AsyncClient]:
-    async with mlxstream.AsyncClient(server.target, timeout_seconds=20) as connected:
-        yield connected
 
 
 async def test_every_call_has_a_deadline_unless_it_was_taken_away(server: ScriptedServer) -> None:

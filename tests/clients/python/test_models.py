@@ -20,12 +20,6 @@ async def server() -> AsyncIterator[ScriptedServer]:
         yield running
 
 
-@pytest.fixture
-async def client(server: ScriptedServer) -> AsyncIterator[mlxstream.AsyncClient]:
-    async with mlxstream.AsyncClient(server.target, timeout_seconds=20) as connected:
-        yield connected
-
-
 async def test_a_model_is_described_or_not_found(client: mlxstream.AsyncClient) -> None:
     assert (await client.model()).name == "tiny"
     with pytest.raises(mlxstream.NotFoundError, match="huge"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -26,18 +25,6 @@ from tests.clients.python.scripted_server import (
     serving,
     silent,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with serving(answer("Hello", ", ", "world")) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(server: ScriptedServer) -> AsyncIterator[mlxstream.AsyncClient]:
-    async with mlxstream.AsyncClient(server.target, timeout_seconds=20) as connected:
-        yield connected
 
 
 async def test_iterating_gives_the_text_and_then_the_account(client: mlxstream.AsyncClient) -> None:

@@ -10,7 +10,7 @@ from engine.contracts.errors import EngineFailedError, UnavailableError
 from engine.contracts.results import FinishReason
 from engine.execution.delivery import Mailbox
 from engine.execution.job import Job
-from tests.engine.execution.test_thread import STARTED, FakeRow, FakeStepper, Harness, end_of, until
+from tests.engine.execution.thread_harness import STARTED, FakeRow, FakeStepper, Harness, end_of, until
 
 
 @pytest.fixture
