@@ -72,7 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         runtime = prepare_runtime(RuntimeSettings(cache_directory=Path(scratch), blas_threads=arguments.threads))
         from engine.artifacts.weights import WeightStore
-        from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
+        from engine.generation.autoregressive import dispatch_packed_step
         from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
         from engine.models.reading import WeightReader
         from engine.models.registry import build_graph
@@ -84,7 +84,7 @@ def main() -> None:
 
         def waiting(rows):
             for _ in range(STRIDE):
-                commit(rows, run_packed_step(binding, rows))
+                commit(rows, dispatch_packed_step(binding, rows).read())
 
         def ahead(rows):
             pending = dispatch_packed_step(binding, rows)
@@ -97,7 +97,7 @@ def main() -> None:
         for count in arguments.rows:
             rows, ratios = rows_of(binding, count, 20), []
             while rows[0].is_prefilling or not rows[0].next_index:
-                commit(rows, run_packed_step(binding, rows))
+                commit(rows, dispatch_packed_step(binding, rows).read())
             for turn in range(arguments.turns + 1):
                 seconds = {}
                 for kind in (waiting, ahead) if turn % 2 else (ahead, waiting):

@@ -6,14 +6,12 @@ Sizes are counts of values; layers are counted from 0. Imports no mlx.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from engine.contracts.errors import CorruptArtifactError
 
 if TYPE_CHECKING:
     from engine.artifacts.fields import Fields
-
-FULL: Final = "full_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,14 +73,8 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         return read_open_header(file, path)[0]
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """The texts that a file carries beside its tensors; none if it has none. Raises what `read_header` raises."""
-    with open_file(path) as file:
-        return _texts(path.name, _read_header_object(file, path)[0].get("__metadata__"))
-
-
 def read_open_header(file: BinaryIO, path: Path) -> tuple[dict[str, TensorHeader], dict[str, str]]:
-    """What `read_header` and `read_metadata` return, of a file that is open at its start; errors name `path`."""
+    """As `read_header`, of a file that is open at its start, and the texts beside its tensors; errors name `path`."""
     header, data_start, size_bytes = _read_header_object(file, path)
     texts = _texts(path.name, header.pop("__metadata__", None))
     tensors = [_tensor(path, name, entry, data_start) for name, entry in header.items()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 
-from engine.contracts.errors import GenerationAborted
 from engine.contracts.results import AbortReason
 
 __all__ = ["AbortController", "AbortReason", "AbortSignal"]
@@ -31,11 +30,6 @@ class AbortSignal:
     def aborted(self) -> bool:
         """Whether the abort was raised."""
         return self._reason is not None
-
-    def raise_if_aborted(self) -> None:
-        """Raise `GenerationAborted` with the reason once the abort was raised."""
-        if self._reason is not None:
-            raise GenerationAborted(self._reason)
 
 
 class AbortController:

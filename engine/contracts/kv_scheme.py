@@ -14,8 +14,6 @@ DEFAULT_GROUP_SIZE = 64
 AFFINE_BITS = (4, 8)
 AFFINE_GROUP_SIZES = (32, 64, 128)
 TURBO_HEAD_DIMS = (64, 128, 256, 512)
-TURBO_KEY_BITS = (2, 4, 5, 8)
-TURBO_VALUE_BITS = (2, 3, 4, 5, 8)
 TURBO_GROUP_SIZE = 32
 
 SPELLINGS = "plain, affine4, affine8 (each with -g32, -g64 or -g128), config, turbo-k{2,4,5,8}v{2,3,4,5,8}, paged"

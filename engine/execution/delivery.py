@@ -98,11 +98,6 @@ class Mailbox:
             raise RuntimeError("the mailbox was marked done without an end")
         return self._finished
 
-    @property
-    def holds_output(self) -> bool:
-        """Whether tokens or canvases wait to be read."""
-        return bool(self._output)
-
     def _add(self, event: TokensGenerated) -> None:
         """Join tokens to those that wait last."""
         newest = self._output[-1] if self._output else None

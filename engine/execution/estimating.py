@@ -8,7 +8,7 @@ from engine.artifacts.artifact import open_artifact
 from engine.artifacts.catalogue import resolve
 from engine.artifacts.resident_size import resident_bytes
 from engine.execution.composing import compose, weights_facts
-from engine.execution.state_room import MemoryFacts, estimate
+from engine.execution.state_room import MemoryFacts
 from engine.generation.bindings.prefill_policy import FixedChunk
 from engine.generation.memory import ELEMENT_BYTES, usable_bytes
 from engine.runtime.device import choose_device, offered_devices
@@ -16,23 +16,16 @@ from engine.runtime.host import Host
 from engine.runtime.policy import choose_layout
 
 if TYPE_CHECKING:
-    from engine.contracts.memory import MemoryEstimate, MemoryLoad
     from engine.execution.resident import EngineSettings
     from engine.runtime.policy import ComputeDtype
 
 
-def estimate_unloaded(settings: EngineSettings, load: MemoryLoad, host: Host | None = None) -> MemoryEstimate:
-    """What `load` would take if `settings.model`, which is on this machine, were served as `settings` say.
+def unloaded_facts(settings: EngineSettings, host: Host | None = None) -> MemoryFacts:
+    """What loading would establish if `settings.model`, which is on this machine, were served as `settings` say.
 
     Raises:
-        EngineError: there is no such model here, its files cannot be used, the device is not there, or the prompt
-            leaves no room in the context.
+        EngineError: there is no such model here, its files cannot be used, or the device is not there.
     """
-    return estimate(unloaded_facts(settings, host), load)
-
-
-def unloaded_facts(settings: EngineSettings, host: Host | None = None) -> MemoryFacts:
-    """The facts that loading would establish. Raises what `estimate_unloaded` raises."""
     host = host or Host()
     artifact = open_artifact(resolve(settings.model).path)
     device = choose_device(settings.device, offered=offered_devices())

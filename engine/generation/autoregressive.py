@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from engine.sampling.sampler import SampledTokens
 
 
-def run_packed_step(binding: MlxAutoregressiveBinding, rows: Sequence[Row]) -> list[SampledToken | RowFault | None]:
-    """Advance `rows` by one unit each.
-
-    Returns:
-        For each row the token sampled for it, why there is none, or None while its prompt is still being prefilled.
-    """
-    return dispatch_packed_step(binding, rows).read()
-
-
 def dispatch_packed_step(
     binding: MlxAutoregressiveBinding, rows: Sequence[Row], after: PendingStep | None = None
 ) -> PendingStep:
@@ -94,7 +85,7 @@ class PendingStep:
         return has_successor and row.is_guessed_well and row not in self._rows_misled_before()
 
     def read(self) -> list[SampledToken | RowFault | None]:
-        """Wait, and return what `run_packed_step` returns.
+        """Wait; for each row the token sampled for it, why there is none, or None while its prompt is still prefilled.
 
         None also stands for a row that was fed a token which turned out to be another: it stands where it stood.
         """

@@ -115,15 +115,14 @@ class PackedAttention:
     Planned once; every layer calls it. No row's arithmetic sees another's numbers.
     """
 
-    __slots__ = ("_kept", "_plans", "_scale", "_segments", "_softcap", "_starts", "_tokens")
+    __slots__ = ("_kept", "_plans", "_scale", "_segments", "_softcap", "_starts")
 
     def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float = 0.0) -> None:
         """`segments` are the rows' stretches in packed order; scores get the factor `scale` and the bound `softcap`."""
         self._segments = segments
         self._scale = scale
         self._softcap = softcap
-        self._starts = [0, *accumulate(segment.length for segment in segments)]
-        self._tokens = self._starts.pop()
+        self._starts = [0, *accumulate(segment.length for segment in segments)][:-1]
         self._plans: dict[tuple[CacheTable | None, ...], _LayerPlan] = {}
         self._kept: dict[int, _Appended] = {}
 

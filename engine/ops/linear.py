@@ -7,23 +7,12 @@ the caller splits; that is how fused query/key/value and gate/up projections are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-
-class Linear(Protocol):
-    """A product with resident weights."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the weights hold."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """Return `x @ W.T (+ bias)` for `x` [..., in]; the result is [..., out]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,3 @@ class CacheBuilder:
 
     def _window(self, kind: str) -> int:
         return self._geometry.sliding_window if kind == "sliding_attention" else 0
-
-
-def build_caches(geometry: GraphGeometry, composition: Composition) -> list[Cache]:
-    """Fresh caches of a row that shares storage with nobody. Raises what `CacheBuilder` raises."""
-    return CacheBuilder(geometry, composition).make_caches()

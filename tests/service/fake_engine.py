@@ -198,7 +198,7 @@ class FakeGeneration:
     async def revise(self, canvas: CanvasRevised) -> None:
         """Emit a canvas, and wait until it was read: a newer one would take its place."""
         self._mailbox.put(canvas)
-        while self._mailbox.holds_output:  # noqa: ASYNC110 - the mailbox tells nobody that it was read
+        while self._mailbox._output:  # noqa: ASYNC110 - the mailbox tells nobody that it was read
             await asyncio.sleep(0)
 
     def end(self, reason: FinishReason = FinishReason.STOP, error: EngineError | None = None, **more: str) -> None:

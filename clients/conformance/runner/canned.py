@@ -11,7 +11,6 @@ import grpc.aio
 from mlxstream.v1 import event_pb2, generation_pb2, options_pb2, result_pb2
 
 GENERATE = "/mlxstream.v1.GenerationService/Generate"
-COMPLETE = "/mlxstream.v1.GenerationService/Complete"
 # Field 100, length-delimited, "news": an arm of the stream that is not invented yet. 802 is (100 << 3 | 2).
 UNKNOWN_ARM = bytes([0xA2, 0x06, 4]) + b"news"
 UNKNOWN_REASON = 77

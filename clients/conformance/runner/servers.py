@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 START_SECONDS = 60.0
@@ -33,7 +33,6 @@ class Server:
     listen: str = "127.0.0.1:0"
     target: str = ""
     process: asyncio.subprocess.Process | None = None
-    _read_bytes: int = field(default=0)
 
     @property
     def log(self) -> Path:

@@ -20,7 +20,8 @@ from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
-from engine.execution.estimating import estimate_unloaded
+from engine.execution.estimating import unloaded_facts
+from engine.execution.state_room import estimate
 from tests.engine import tiny_denoiser
 from tests.engine.adapters import tiny_adapters
 from tests.engine.execution.driving import collect, run, settings
@@ -215,7 +216,7 @@ async def test_admission_and_estimate_go_by_one_prediction(denoiser_folder, tmp_
     try:
         load = MemoryLoad(prompt_tokens=20, max_tokens=30, rows=3)
         found = engine.estimate_memory(load, model="")
-        unloaded = estimate_unloaded(asked, load)
+        unloaded = estimate(unloaded_facts(asked), load)
         assert found == unloaded
         most = found.max_context_tokens
         assert engine.estimate_memory(MemoryLoad(prompt_tokens=most - 1, max_tokens=1), model="").fits

@@ -14,7 +14,7 @@ from engine.contracts.errors import MissingArtifactError, PromptTooLongError
 from engine.contracts.graph import PackedSegment
 from engine.contracts.memory import MemoryLoad
 from engine.execution.engine import Engine
-from engine.execution.estimating import estimate_unloaded, unloaded_facts
+from engine.execution.estimating import unloaded_facts
 from engine.execution.state_room import estimate
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
 from engine.models.reading import WeightReader
@@ -57,16 +57,17 @@ def test_an_estimate_needs_no_mlx_and_equals_that_of_the_loaded_model(tmp_path):
     code = f"""
 import sys, pathlib
 from engine.contracts.memory import MemoryLoad
-from engine.execution.estimating import estimate_unloaded
+from engine.execution.estimating import unloaded_facts
 from engine.execution.resident import EngineSettings
+from engine.execution.state_room import estimate
 folder = {str(tmp_path / "tiny")!r}
 settings = EngineSettings(model=folder, state_dir=pathlib.Path("x"), device="cpu", max_rows=8, state_bytes=10**6)
-print(estimate_unloaded(settings, MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2)))
+print(estimate(unloaded_facts(settings), MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2)))
 assert "mlx.core" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     asked = settings(tmp_path / "tiny", tmp_path, state_bytes=10**6)
-    wanted = estimate_unloaded(asked, MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2))
+    wanted = estimate(unloaded_facts(asked), MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2))
     assert done.stdout.strip() == str(wanted)
 
 
@@ -78,7 +79,7 @@ async def test_the_estimate_of_a_served_model_is_what_admission_goes_by(tmp_path
     try:
         load = MemoryLoad(prompt_tokens=300, max_tokens=50, rows=2)
         found = engine.estimate_memory(load, model="")
-        assert found == estimate_unloaded(asked, load)
+        assert found == estimate(unloaded_facts(asked), load)
         assert found.kv_bytes == 2 * 512 * 2 * 2 * 2 * 16 * 4
         assert found.max_context_tokens == 256 * (10**6 // (256 * 512))
         assert found.fits
@@ -125,7 +126,7 @@ def test_a_long_stated_context_takes_nothing_from_rows_that_do_not_use_it(tmp_pa
 
 def test_a_model_that_is_not_here_is_not_fetched(tmp_path):
     with pytest.raises(MissingArtifactError):
-        estimate_unloaded(settings(tmp_path / "nothing", tmp_path), MemoryLoad(prompt_tokens=1, max_tokens=1))
+        unloaded_facts(settings(tmp_path / "nothing", tmp_path))
 
 
 @pytest.mark.demo_model

@@ -12,7 +12,7 @@ from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.graph import GraphDeclaration
 from engine.contracts.options import ResolvedOptions
-from engine.generation.autoregressive import dispatch_packed_step, run_packed_step
+from engine.generation.autoregressive import dispatch_packed_step
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.generation.row import CORRECTION_MEMORY_TOKENS, Row, RowFault
 from engine.models.foreign_state import ForeignStates
@@ -88,7 +88,7 @@ def committed(rows, drawn, ids):
 def waiting(binding, rows):
     ids, left = {}, list(rows)
     while left:
-        left = committed(left, run_packed_step(binding, left), ids)
+        left = committed(left, dispatch_packed_step(binding, left).read(), ids)
     return [ids[made] for made in rows]
 
 
@@ -142,7 +142,7 @@ def test_a_row_that_ends_after_its_successor_was_dispatched_leaves_nothing(bindi
 def test_caches_hold_what_was_fed_and_nothing_else(binding):
     made = row(binding.make_cache(), [1, 2, 3])
     while made.next_index == 0:
-        committed([made], run_packed_step(binding, [made]), {})
+        committed([made], dispatch_packed_step(binding, [made]).read(), {})
     first = dispatch_packed_step(binding, [made])
     second = dispatch_packed_step(binding, [made], first)
     committed([made], first.read(), {})
@@ -303,7 +303,7 @@ def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it()
     graph = bound(NearTies(plain=7), pool)
     made = row(pool.make_caches(), [1, 2])
     while made.next_index == 0:
-        committed([made], run_packed_step(graph, [made]), {})
+        committed([made], dispatch_packed_step(graph, [made]).read(), {})
     first = dispatch_packed_step(graph, [made])
     second = dispatch_packed_step(graph, [made], first)
     committed([made], first.read(), {})
@@ -311,7 +311,7 @@ def test_a_row_knows_which_tokens_its_state_holds_while_a_wrong_guess_is_in_it()
     second.read()
     assert (made.state_tokens, [cache.offset for cache in made.caches]) == ((1, 2, 0), [3])
     assert made.position == 3
-    committed([made], run_packed_step(graph, [made]), {})
+    committed([made], dispatch_packed_step(graph, [made]).read(), {})
     assert (made.state_tokens, [cache.offset for cache in made.caches]) == ((1, 2, 0, 0), [4])
 
 

@@ -11,7 +11,7 @@ from engine.contracts.kv_scheme import AffineKv, AffineLayer, AffineLayersKv, Tu
 from engine.generation.memory import row_bytes, usable_bytes, workspace_bytes
 from engine.ops.attention import causal_attention
 from engine.sampling.sampler import sample
-from engine.state.build import build_caches
+from engine.state.build import CacheBuilder
 from tests.engine.sampling.resolved import draw
 
 
@@ -33,7 +33,7 @@ def geometry(head_dim=16, window=0):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize("window", [0, 8, 240])
 def test_the_prediction_equals_what_the_caches_hold(tokens, dtype, window):
-    caches = build_caches(geometry(window=window), COMPOSITION_DEFAULTS)
+    caches = CacheBuilder(geometry(window=window), COMPOSITION_DEFAULTS).make_caches()
     for cache in caches:
         keys = mx.zeros((1, 2, tokens, 16), dtype=dtype)
         cache.attend(mx.zeros((1, 4, tokens, 16), dtype=dtype), keys, keys, scale=1.0)
@@ -53,7 +53,7 @@ def test_the_prediction_equals_what_the_caches_hold(tokens, dtype, window):
 )
 def test_quantized_rows_never_hold_more_than_was_predicted(chunks, window, kv):
     sizes, tokens = geometry(head_dim=64, window=window), sum(chunks)
-    caches = build_caches(sizes, Composition(kv=kv))
+    caches = CacheBuilder(sizes, Composition(kv=kv)).make_caches()
     predicted = row_bytes(sizes, tokens, 4, kv=kv, chunk_tokens=max(chunks))
     for chunk in chunks:
         for cache in caches:

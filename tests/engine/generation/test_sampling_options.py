@@ -3,7 +3,7 @@
 import pytest
 
 from engine.contracts.results import SampledToken
-from engine.generation.autoregressive import run_packed_step
+from engine.generation.autoregressive import dispatch_packed_step
 from tests.engine.generation.test_autoregressive import ahead, committed, row, waiting
 from tests.engine.models import tiny_llama
 
@@ -68,7 +68,7 @@ def test_a_restart_forgets_nothing_of_the_history(binding, alone, at):
     rows, ids = company(binding), {}
     while any(one.next_index < at for one in rows):
         waiting_rows = [one for one in rows if one.next_index < at]
-        committed(waiting_rows, run_packed_step(binding, waiting_rows), ids)
+        committed(waiting_rows, dispatch_packed_step(binding, waiting_rows).read(), ids)
     for one in rows:
         one.restart(binding.make_cache())
     rest = waiting(binding, rows)

@@ -6,7 +6,7 @@ import pytest
 from engine.contracts.composition import Composition
 from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, RecurrentGeometry
 from engine.generation.memory import row_bytes
-from engine.state.build import build_caches
+from engine.state.build import CacheBuilder
 from engine.state.recurrent_cache import RecurrentCache
 
 SIZES = RecurrentGeometry(key_heads=2, value_heads=4, key_dim=8, value_dim=16, convolution_tokens=4)
@@ -95,7 +95,7 @@ def test_prediction_covers_what_a_row_holds_however_long(library_arithmetic):
         layer_key_values=(0, 0, 8),
         recurrent=SIZES,
     )
-    caches = build_caches(geometry, Composition(library_arithmetic=library_arithmetic))
+    caches = CacheBuilder(geometry, Composition(library_arithmetic=library_arithmetic)).make_caches()
     token = [mx.zeros((1, heads, 1, 8)) for heads in (2, 1, 1)]
     for cache in caches[:2]:
         cache.write(*state(1.0), tokens=1)
