@@ -42,5 +42,5 @@ async def outcome(call):
 
 def nothing_is_left(whole):
     """Whether no row, no queue entry and no byte of state remains."""
-    pool = whole.engine._thread._batch._stepper._binding.cache_builder._pool
+    pool = whole.engine._thread._batch._stepper._method._binding.cache_builder._pool
     return whole.jobs == 0 and not whole.engine._live and pool.nbytes == 0
