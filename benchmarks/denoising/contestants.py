@@ -71,7 +71,7 @@ def ours(stepper: MethodStepper, requests: Sequence[Request]) -> list[Answer]:
 
     told: dict[int, list[Any]] = {index: [] for index in range(len(requests))}
 
-    def hear(events: Sequence[tuple[Any, Any]]) -> None:
+    def hear(events: Any) -> None:
         for box, event in events:
             told[box].append(event)
 
@@ -88,7 +88,7 @@ def mlx_vlm(model: Any, requests: Sequence[Request]) -> list[Answer]:
     """Run `requests` one after the other: mlx-vlm denoises one canvas at a time."""
     import mlx.core as mx
 
-    diffusion = importlib.import_module("mlx_vlm.generate.diffusion")
+    diffusion: Any = importlib.import_module("mlx_vlm.generate.diffusion")
     diffusion.make_streaming_detokenizer = lambda _: NoText()
     tokenizer = SimpleNamespace(stopping_criteria=lambda token: token == END, decode=str, vocab={})
     answers = []
