@@ -132,7 +132,12 @@ class AdminHandlers:
     async def get_load(self, _request: admin_pb2.GetLoadRequest, _context: Context) -> admin_pb2.GetLoadResponse:
         """How busy the server is, whatever state it is in."""
         return encode_load(
-            self._engine.load(), self._meter.rates(), model=self._model_name(), draining=self._live.is_draining
+            self._engine.load(),
+            self._meter.rates(),
+            model=self._model_name(),
+            draining=self._live.is_draining,
+            not_ready=self._health.not_ready,
+            memory=self._engine.memory(),
         )
 
     async def clear_prefix_cache(
@@ -160,6 +165,7 @@ class AdminHandlers:
         except TimeoutError:
             self._engine.abort_all()
             await self._live.wait_idle()
+        await self._durable.wait_given_up()
         ends = self._live.ends.since(before)
         return admin_pb2.DrainResponse(finished_generations=ends.finished, aborted_generations=ends.stopped)
 

@@ -12,7 +12,9 @@ from mlxstream.v1 import admin_pb2
 if TYPE_CHECKING:
     from engine.contracts.adapters import AdapterInfo
     from engine.contracts.load import EngineLoad, GenerationStatus, LoadProgress
+    from engine.contracts.memory import MemoryReading
     from service.load_meter import Rates
+    from service.readiness import NotReady
 
 
 def encode_adapter(info: AdapterInfo) -> admin_pb2.AdapterInfo:
@@ -45,7 +47,15 @@ def encode_generation(status: GenerationStatus, *, detached: bool = False) -> ad
     )
 
 
-def encode_load(load: EngineLoad, rates: Rates, *, model: str, draining: bool) -> admin_pb2.GetLoadResponse:
+def encode_load(
+    load: EngineLoad,
+    rates: Rates,
+    *,
+    model: str,
+    draining: bool,
+    not_ready: NotReady | None,
+    memory: MemoryReading | None,
+) -> admin_pb2.GetLoadResponse:
     """How busy the server is; `model` is the served one's name, "" while there is none."""
     step_age = Duration()
     step_age.FromNanoseconds(round(1e9 * load.step_age_seconds))
@@ -66,6 +76,9 @@ def encode_load(load: EngineLoad, rates: Rates, *, model: str, draining: bool) -
         prefill_tps=rates.prefill_tps,
         generated_tokens=load.generated_tokens,
         prefilled_tokens=load.prefilled_tokens,
+        not_ready_reason=f"NOT_READY_REASON_{'UNSPECIFIED' if not_ready is None else not_ready.name}",
+        memory_bytes=0 if memory is None else memory.active_bytes,
+        free_memory_bytes=0 if memory is None else memory.free_bytes,
     )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.contracts.errors import EngineError
-from service.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,16 +31,14 @@ def _nobody_counts(_method: str, _error: EngineError) -> None:
 class Gate:
     """Lets in who has `permission`; None opens the service to everybody, as probes need it.
 
-    `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. No answer comes out
-    that is larger than `max_answer_bytes`. `refused` is told of each call that never
-    reaches its handler: "package.Service/Method", and why.
+    `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. `refused` is told of
+    each call that never reaches its handler: "package.Service/Method", and why.
     """
 
     access: Access
     permission: Permission | None
     streams: Streams | None = None
     uncounted: frozenset[str] = frozenset()
-    max_answer_bytes: int = MAX_MESSAGE_BYTES
     refused: Callable[[str, EngineError], None] = _nobody_counts
 
     def require(self, call: grpc.HandlerCallDetails, service: str) -> None:

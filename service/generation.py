@@ -25,9 +25,9 @@ from service.errors import encode_error, presentable
 from service.limits import RequestLimits
 from service.live import CallFacts
 from service.metadata import priority_of, session_of
-from service.rpc import off_loop_if_large
+from service.rpc import off_loop_if_large, require_sendable
 from service.stream import ResponseStream, SentBefore
-from service.tracing import trace_of
+from service.tracing import operation_of, trace_of, traced_options
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -82,7 +82,7 @@ class GenerationHandlers:
 
     async def generate(self, request: generation_pb2.GenerateRequest, context: Context) -> None:
         """Stream one generation."""
-        delivery = decode_delivery(request.delivery, streaming=True)
+        delivery = self._delivery(request, streaming=True)
         deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
         if delivery.durable:
             attachment = await self._attached(request, delivery, context)
@@ -134,23 +134,22 @@ class GenerationHandlers:
         self, request: generation_pb2.CompleteRequest, context: Context
     ) -> generation_pb2.CompleteResponse:
         """Run one generation to its end and answer with all of it."""
-        delivery = decode_delivery(request.delivery, streaming=False)
+        delivery = self._delivery(request, streaming=False)
         deadline = PartialDeadline.of(context, delivery, self._engine.step_seconds)
-        answer = generation_pb2.CompleteResponse()
+        answer, limit_bytes = generation_pb2.CompleteResponse(), self._limits.max_answer_bytes
         if delivery.durable:
             attachment = await self._attached(request, delivery, context)
             with attachment.held(), deadline.ending(attachment):
-                finished = await collect(attachment.reader, answer, delivery, lambda: accepted(context))
+                finished = await collect(attachment.reader, answer, delivery, lambda: accepted(context), limit_bytes)
                 attachment.deliver()
         else:
             generation = await self._accept(request, context)
             with freed_on_exit(generation, context), deadline.ending(generation):
-                finished = await collect(generation, answer, delivery, lambda: accepted(context))
+                finished = await collect(generation, answer, delivery, lambda: accepted(context), limit_bytes)
         partial = delivery.partial_at_deadline and answer.HasField("started")
         error = ending_error(finished, request, partial=partial)
         if error is not None:
             raise error
-        answer.finished.CopyFrom(encode_finished(finished, None, with_cache_tokens=delivery.include_cache_tokens))
         return answer
 
     async def abort(self, request: generation_pb2.AbortRequest, context: Context) -> generation_pb2.AbortResponse:
@@ -199,6 +198,10 @@ class GenerationHandlers:
                 DurableCall(message=request, request=decoded, delivery=delivery, facts=facts)
             )
 
+    def _delivery(self, request: GenerationMessage, *, streaming: bool) -> Delivery:
+        with self._counting_refusals():
+            return decode_delivery(request.delivery, streaming=streaming)
+
     @contextlib.contextmanager
     def _counting_resumes(self) -> Iterator[None]:
         """Tell the metrics whether what a call wants to go on with was there."""
@@ -214,8 +217,9 @@ class GenerationHandlers:
         """What telemetry wants to know of the call that asks for a generation."""
         return CallFacts(
             caller=self._access.caller_of(context).name,
-            operation="chat" if request.HasField("chat") else "text_completion",
+            operation=operation_of(request),
             trace=trace_of(context),
+            options=traced_options(request.options),
             looks_up_prefixes=not request.options.cache.bypass,
         )
 
@@ -260,9 +264,15 @@ async def collect(
     answer: generation_pb2.CompleteResponse,
     delivery: Delivery,
     when_started: Callable[[], Awaitable[None]],
+    limit_bytes: int,
 ) -> GenerationFinished:
-    """Gather all events in `answer` until the end, which is returned."""
+    """Gather all events in `answer` until the end, which is returned.
+
+    Raises:
+        MessageTooLargeError: it is clear that the answer will have more than `limit_bytes`; nothing is worth finishing.
+    """
     text: list[str] = []
+    answer_bytes = 0
     while True:
         match await generation.next_event():
             case GenerationStarted() as started:
@@ -272,10 +282,17 @@ async def collect(
                 answer.started.CopyFrom(started)
                 await when_started()
             case (TokensGenerated() as generated) | SentBefore(generated):
-                answer.tokens.extend(encode_tokens(generated.tokens, with_bytes=delivery.include_token_bytes))
-                text.append(generated.text)
+                tokens = encode_tokens(generated.tokens, with_bytes=delivery.include_token_bytes)
+                kept_text = generated.text if delivery.include_text else ""
+                answer_bytes += sum(token.ByteSize() for token in tokens) + len(kept_text)
+                require_sendable(answer_bytes, limit_bytes)
+                answer.tokens.extend(tokens)
+                text.append(kept_text)
             case GenerationFinished() as finished:
-                answer.text = "".join(text) if delivery.include_text else ""
+                answer.text = "".join(text)
+                with_cache_tokens = delivery.include_cache_tokens
+                answer.finished.CopyFrom(encode_finished(finished, None, with_cache_tokens=with_cache_tokens))
+                require_sendable(answer.ByteSize(), limit_bytes)
                 return finished
 
 

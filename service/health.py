@@ -2,7 +2,7 @@
 
 "" is liveness: the loop answers, and no step of the engine is stuck. A name is readiness: a service that needs one has
 a warm model, and takes new work. Draining ends readiness and leaves liveness, so that nobody kills a process that
-finishes its streams. Watchers are told of every change that lasts, and their streams end by our word: left to the
+finishes its streams. Watchers are told of every change, however short, and their streams end by our word: left to the
 server's end, each would be cut off like a call that hangs.
 """
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Final, cast
 
 from grpc_health.v1 import health_pb2
 
 from engine.contracts.errors import NotFoundError, UnavailableError
 from engine.execution.engine import EngineState
+from service.readiness import MemoryWatch, NotReady
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +35,19 @@ POLL_SECONDS: Final = 0.5
 HEALTH_SERVICE: Final = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
 # Names that need no model: liveness, and the service that brings one in.
 OF_THE_PROCESS: Final = ("", "mlxstream.v1.AdminService")
+# What ends liveness too: a restart would help.
+OF_A_DEAD_PROCESS: Final = frozenset({NotReady.LOADING, NotReady.STALLED, NotReady.FAILED})
 _RESPONSE: Final = health_pb2.HealthCheckResponse
+
+
+class _Moment:
+    """One state, until `changed` says that there is a `following` one or that there will be none."""
+
+    def __init__(self, *, serving: bool, alive: bool) -> None:
+        self.serving = serving
+        self.alive = alive
+        self.following: _Moment | None = None
+        self.changed = asyncio.Event()
 
 
 class Health:
@@ -42,42 +56,53 @@ class Health:
     def __init__(self, service_names: Iterable[str]) -> None:
         """Answers for the process and for `service_names`; those of operators are as the process is."""
         self._names = ("", *service_names)
-        self._serving = False
-        self._alive = False
+        self._now = _Moment(serving=False, alive=False)
+        self._not_ready: NotReady | None = NotReady.LOADING
         self._draining = False
         self._closed = False
         self._ended = asyncio.Event()
-        self._news = asyncio.Event()
 
     def by_name(self) -> dict[str, Handler]:
         """Handlers by RPC."""
         return {"Check": self.check, "List": self.list_all, "Watch": self.watch}
 
-    def report(self, *, serving: bool, alive: bool | None = None) -> None:
-        """Tell probes and watchers, if it is news. `alive` is of the process; by default it is as services are."""
-        alive = serving if alive is None else alive
-        state = (serving and not (self._closed or self._draining), alive and not self._closed)
-        if state == (self._serving, self._alive):
+    @property
+    def not_ready(self) -> NotReady | None:
+        """Why services are NOT_SERVING; None while they are SERVING."""
+        return self._not_ready
+
+    def report(self, not_ready: NotReady | None, *, alive: bool | None = None) -> None:
+        """Tell probes and watchers, if it is news.
+
+        Args:
+            not_ready: why services want no work; None: they do. What was said for good stays.
+            alive: of the process; by default it is as services are.
+        """
+        alive = (not_ready is None if alive is None else alive) and not self._closed
+        if self._closed or self._draining:
+            not_ready = NotReady.STOPPING if self._closed else NotReady.DRAINING
+        if (not_ready, alive) == (self._not_ready, self._now.alive):
             return
-        self._serving, self._alive = state
-        logger.info("health", extra={"fields": {"serving": self._serving, "alive": self._alive}})
-        self._wake_watchers()
+        self._not_ready = not_ready
+        fields = {"serving": not_ready is None, "alive": alive, "reason": not_ready and not_ready.value}
+        logger.info("health", extra={"fields": fields})
+        self._go_on(serving=not_ready is None, alive=alive)
 
     def drain(self) -> None:
         """Services are NOT_SERVING for good; the process stays alive."""
         self._draining = True
-        self.report(serving=False, alive=self._alive)
+        self.report(NotReady.DRAINING, alive=self._now.alive)
 
     def close(self) -> None:
         """NOT_SERVING for good."""
         self._closed = True
-        self.report(serving=False)
+        self.report(NotReady.STOPPING)
 
     def end_watches(self) -> None:
         """End every watcher's stream, and refuse new ones. Call last: watchers come back at once while they can."""
         self.close()
         self._ended.set()
-        self._wake_watchers()
+        self._now.changed.set()
 
     @property
     def has_ended(self) -> bool:
@@ -103,40 +128,58 @@ class Health:
         return response
 
     async def watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
-        """How one service is, again whenever that changes; what has changed back before it was sent is skipped."""
-        told = None
+        """How one service is, and then each change, in order."""
+        moment, told = self._now, None
         while True:
-            news, status = self._news, self._status(request.service)
+            status = self._status(request.service, moment)
             if status != told:
                 await context.write(status)
                 told = status
+            elif moment.following is not None:
+                moment = moment.following
             elif self.has_ended:
                 raise UnavailableError("stopped", "the service is shutting down")
             else:
-                await news.wait()
+                await moment.changed.wait()
 
-    def _status(self, name: str) -> health_pb2.HealthCheckResponse:
+    def _status(self, name: str, moment: _Moment | None = None) -> health_pb2.HealthCheckResponse:
         if name not in self._names:
             return _RESPONSE(status=_RESPONSE.SERVICE_UNKNOWN)
-        good = self._alive if name in OF_THE_PROCESS else self._serving
+        moment = moment or self._now
+        good = moment.alive if name in OF_THE_PROCESS else moment.serving
         return _RESPONSE(status=_RESPONSE.SERVING if good else _RESPONSE.NOT_SERVING)
 
-    def _wake_watchers(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+    def _go_on(self, *, serving: bool, alive: bool) -> None:
+        """Begin another moment, if it differs from this one to probes."""
+        before = self._now
+        if (serving, alive) != (before.serving, before.alive):
+            self._now = before.following = _Moment(serving=serving, alive=alive)
+            before.changed.set()
 
 
 async def follow_engine(engine: Engine, health: Health, *, stall_seconds: float) -> None:
-    """Report the truth until the engine has died: its step in hand is younger than `stall_seconds`, a model is there.
+    """Report the truth until the engine has died.
 
-    A stuck step is told `POLL_SECONDS` after that age at the latest, the engine's death at once.
+    Its step in hand is younger than `stall_seconds`, a model is there, and memory is left for work. A stuck step is
+    told `POLL_SECONDS` after that age at the latest, the engine's death at once.
     """
+    memory = MemoryWatch(time.monotonic)
     failed = asyncio.ensure_future(engine.wait_failed())
     try:
         while not failed.done():
-            alive = engine.state is EngineState.READY and engine.stalled_seconds() < stall_seconds
-            health.report(serving=alive and engine.can_serve, alive=alive)
+            not_ready = _not_ready(engine, stall_seconds, memory)
+            health.report(not_ready, alive=not_ready not in OF_A_DEAD_PROCESS)
             await asyncio.wait({failed}, timeout=POLL_SECONDS)
-        health.report(serving=False)
+        health.report(NotReady.FAILED)
     finally:
         failed.cancel()
+
+
+def _not_ready(engine: Engine, stall_seconds: float, memory: MemoryWatch) -> NotReady | None:
+    if engine.state is not EngineState.READY:
+        return NotReady.LOADING if engine.state is EngineState.LOADING else NotReady.FAILED
+    if engine.stalled_seconds() >= stall_seconds:
+        return NotReady.STALLED
+    if not engine.can_serve:
+        return NotReady.NO_MODEL
+    return NotReady.OUT_OF_MEMORY if memory.is_short(engine.memory()) else None

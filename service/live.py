@@ -27,12 +27,14 @@ class CallFacts:
     """What is kept of the call that began a generation: what was asked for, and the trace that it belongs to.
 
     `caller` is the name of its token or certificate, "" without one. `operation` is "chat" or "text_completion";
-    `trace` holds the W3C headers of the caller's trace, if it sent any. `looks_up_prefixes`: not `cache.bypass`.
+    `trace` holds the W3C headers of the caller's trace, if it sent any, and `options` what a trace tells of those that
+    were set. `looks_up_prefixes`: not `cache.bypass`.
     """
 
     caller: str = ""
     operation: str = "text_completion"
     trace: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, float] = field(default_factory=dict)
     looks_up_prefixes: bool = True
 
 

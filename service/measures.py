@@ -8,13 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.contracts.events import GenerationFinished
     from engine.execution.engine import Generation
     from service.live import CallFacts
+    from service.readiness import NotReady
 
 
 class Measures(Protocol):
     """Whoever counts. Told on the loop."""
+
+    def show_readiness(self, not_ready: Callable[[], NotReady | None], /) -> None:
+        """Tell whoever looks why no new work is wanted; None: it is."""
 
     def ended(self, generation: Generation, finished: GenerationFinished, facts: CallFacts, /) -> None:
         """A generation has ended."""
@@ -40,6 +46,9 @@ class Measures(Protocol):
 
 class NoMeasures:
     """Counts nothing."""
+
+    def show_readiness(self, *_: object) -> None:
+        """Nobody looks."""
 
     def ended(self, *_: object) -> None:
         """Nothing is kept."""

@@ -15,11 +15,15 @@ from prometheus_client.process_collector import ProcessCollector
 
 from engine.contracts.results import FinishReason
 from service.metrics_engine import PREFIX, EngineCollector
+from service.metrics_readiness import ReadinessCollector
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.contracts.events import GenerationFinished
     from engine.execution.engine import Engine, Generation
     from service.live import CallFacts
+    from service.readiness import NotReady
 
 FIRST_TOKEN_EDGES: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -83,6 +87,10 @@ class Metrics:
         self._call_seconds = self._histogram(
             "grpc_server_call_duration_seconds", "Whole calls.", REQUEST_EDGES, ["method"]
         )
+
+    def show_readiness(self, not_ready: Callable[[], NotReady | None]) -> None:
+        """Tell at each scrape why no new work is wanted; None: it is."""
+        self.registry.register(ReadinessCollector(not_ready))
 
     def ended(self, generation: Generation, finished: GenerationFinished, facts: CallFacts) -> None:
         """A generation has ended."""

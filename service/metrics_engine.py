@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.contracts.load import EngineLoad
+    from engine.contracts.memory import MemoryReading
     from engine.contracts.model import ModelInfo
     from engine.execution.engine import Engine
 
@@ -45,6 +46,7 @@ class EngineCollector(Collector):
         yield from _gauges(load)
         yield from _counters(load)
         yield _step_tokens(load)
+        yield from _memory(self._engine.memory())
         model = self._model()
         if model is not None:
             yield _model_gauge("model_weights_bytes", "Bytes of the resident weights.", model.weights_bytes)
@@ -73,6 +75,12 @@ def _gauges(load: EngineLoad) -> Iterable[Metric]:
         ("step_age_seconds", "How long the step in hand has taken; 0 when idle.", load.step_age_seconds),
     ):
         yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def _memory(reading: MemoryReading | None) -> Iterable[Metric]:
+    if reading is not None:
+        yield _model_gauge("memory_bytes", "Memory that mlx holds.", reading.active_bytes)
+        yield _model_gauge("free_memory_bytes", "Memory of the machine that is left.", reading.free_bytes)
 
 
 def _counters(load: EngineLoad) -> Iterable[Metric]:

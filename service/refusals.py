@@ -21,14 +21,15 @@ class MalformedMessageError(EngineError):
 
 
 class MessageTooLargeError(EngineError):
-    """An answer that does not fit into one message. Units: bytes."""
+    """An answer that does not fit into one message; `message_bytes` are those known when that was clear."""
 
     reason = "MESSAGE_TOO_LARGE"
 
     def __init__(self, *, message_bytes: int, limit_bytes: int) -> None:
         self.message_bytes = message_bytes
         self.limit_bytes = limit_bytes
-        super().__init__(f"the answer has {message_bytes} bytes, {limit_bytes} are allowed; stream it with Generate")
+        told = f"the answer has {message_bytes} bytes or more, {limit_bytes} are allowed; stream it with Generate"
+        super().__init__(told)
 
 
 class UnauthenticatedError(EngineError):

@@ -44,6 +44,21 @@ def service_handler(
     return _Service(name or descriptor.full_name, descriptor, handlers, gate)
 
 
+def bounded(handlers: Mapping[str, Handler], limit_bytes: int) -> dict[str, Handler]:
+    """The handlers; an answer that does not fit into one message of `limit_bytes` is refused with both numbers."""
+    return {name: _bounded(handler, limit_bytes) for name, handler in handlers.items()}
+
+
+def require_sendable(answer_bytes: int, limit_bytes: int) -> None:
+    """Refuse an answer of `answer_bytes`, as far as they are known, that does not fit into one message.
+
+    Raises:
+        MessageTooLargeError: it does not.
+    """
+    if answer_bytes > limit_bytes:
+        raise MessageTooLargeError(message_bytes=answer_bytes, limit_bytes=limit_bytes)
+
+
 async def off_loop_if_large(message: Message, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call `function`, on a thread if converting `message` might hold the loop up."""
     if message.ByteSize() <= INLINE_BYTES:
@@ -118,10 +133,7 @@ def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandl
                     return await handler(_parse_each(request_class, raw), context)
                 request = _parse(request_class, raw)
                 is_handled = True
-                answer = await handler(request, context)
-                if answer is not None:
-                    _require_sendable(answer, gate.max_answer_bytes)
-                return answer
+                return await handler(request, context)
         except grpc.aio.AbortError:
             raise
         except (Exception, asyncio.CancelledError) as error:
@@ -131,6 +143,16 @@ def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandl
             if not is_handled and not method.client_streaming:
                 gate.refused(f"{method.containing_service.full_name}/{method.name}", shown)
             await abort(context, shown)
+
+    return call
+
+
+def _bounded(handler: Handler, limit_bytes: int) -> Handler:
+    async def call(request: Message, context: Context) -> Message | None:
+        answer = await handler(request, context)
+        if answer is not None:
+            require_sendable(answer.ByteSize(), limit_bytes)
+        return answer
 
     return call
 
@@ -151,12 +173,6 @@ def _parse(request_class: type[Message], request_bytes: bytes) -> Message:
         return request_class.FromString(request_bytes)
     except DecodeError:
         raise MalformedMessageError(request_class.DESCRIPTOR.full_name) from None
-
-
-def _require_sendable(answer: Message, limit_bytes: int) -> None:
-    size_bytes = answer.ByteSize()
-    if size_bytes > limit_bytes:
-        raise MessageTooLargeError(message_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
 def _serialize(message: Message) -> bytes:

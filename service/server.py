@@ -17,7 +17,7 @@ from service.models import ModelHandlers
 from service.offer import ADMIN_SERVICE, GENERATION_SERVICE, MODEL_SERVICE
 from service.orca import LoadReports
 from service.reflection import reflection_handlers
-from service.rpc import UnknownMethods, service_handler
+from service.rpc import UnknownMethods, bounded, service_handler
 from service.streams import Streams
 from service.telemetry import Telemetry
 
@@ -48,24 +48,27 @@ def build_server(
     """
     telemetry = telemetry or Telemetry(engine)
     live.observe(telemetry.ended)
+    telemetry.metrics.show_readiness(lambda: health.not_ready)
     reports = LoadReports(engine, telemetry.meter, health)
     handling = GenerationHandlers(engine, live, offer.access, offer.limits, durable, telemetry.metrics)
-    generation = handling.by_name()
-    gate = functools.partial(Gate, access=offer.access, max_answer_bytes=offer.limits.max_answer_bytes)
+    generation, models = handling.by_name(), ModelHandlers(engine).by_name()
+    gate = functools.partial(Gate, access=offer.access)
     streams, refused = Streams(offer.limits), telemetry.refused
     applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)
     operators, everybody = gate(permission=Permission.ADMIN, refused=refused), gate(permission=None)
-    counted = telemetry.counted
+    counted, bound = telemetry.counted, functools.partial(bounded, limit_bytes=offer.limits.max_answer_bytes)
     server = grpc.aio.server(options=offer.channel_options())
     handlers = [
-        service_handler(GENERATION_SERVICE, counted(GENERATION_SERVICE, generation, reports.trailer), applications),
-        service_handler(MODEL_SERVICE, counted(MODEL_SERVICE, ModelHandlers(engine).by_name()), applications),
+        service_handler(
+            GENERATION_SERVICE, counted(GENERATION_SERVICE, bound(generation), reports.trailer), applications
+        ),
+        service_handler(MODEL_SERVICE, counted(MODEL_SERVICE, bound(models)), applications),
         service_handler(HEALTH_SERVICE, health.by_name(), everybody),
         service_handler(reports.service, reports.by_name(), everybody),
     ]
     if offer.admin:
         admin = AdminHandlers(engine, live, health, durable, telemetry.meter).by_name()
-        handlers.append(service_handler(ADMIN_SERVICE, counted(ADMIN_SERVICE, admin), operators))
+        handlers.append(service_handler(ADMIN_SERVICE, counted(ADMIN_SERVICE, bound(admin)), operators))
     if offer.channelz:
         from service.channelz import CHANNELZ_SERVICE, channelz_handlers  # seldom offered, and takes a while
 

@@ -143,7 +143,7 @@ async def serve(
     """Announce the server and keep its health true until it is asked to stop."""
     follower = asyncio.ensure_future(follow_engine(engine, health, stall_seconds=stall_seconds))
     try:
-        health.report(serving=True)
+        await asyncio.sleep(0)  # it has looked once
         sys.stdout.write(f"serving {model.name} on {at}\n")
         sys.stdout.flush()
         await signals.first.wait()

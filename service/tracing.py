@@ -12,11 +12,18 @@ if TYPE_CHECKING:
 
     from engine.contracts.events import GenerationFinished
     from engine.execution.engine import Generation
+    from mlxstream.v1 import options_pb2
+    from service.decode import GenerationMessage
     from service.live import CallFacts
     from service.rpc import Context
 
 TRACE_KEYS: Final = ("traceparent", "tracestate")
 LONGEST_TRACE_VALUE: Final = 512
+# Options that the conventions for generative AI have attributes for.
+TRACED_OPTIONS: Final = (
+    "max_tokens", "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+LARGEST_ATTRIBUTE: Final = 2**63 - 1
 
 
 class Tracing(Protocol):
@@ -62,3 +69,14 @@ def trace_of(context: Context) -> Mapping[str, str]:
         for key, value in context.invocation_metadata() or ()
         if key in TRACE_KEYS and isinstance(value, str) and len(value) <= LONGEST_TRACE_VALUE
     }
+
+
+def operation_of(request: GenerationMessage) -> str:
+    """What the conventions call a request of this kind."""
+    return "chat" if request.HasField("chat") else "text_completion"
+
+
+def traced_options(options: options_pb2.GenerateOptions) -> Mapping[str, float]:
+    """The options that were set, as far as the conventions name them and an attribute can hold them."""
+    found = {name: getattr(options, name) for name in TRACED_OPTIONS if options.HasField(name)}
+    return {name: value for name, value in found.items() if value <= LARGEST_ATTRIBUTE}

@@ -95,6 +95,8 @@ def attributes_of(
         "mlx_stream.request_id": generation.request_id,
         "mlx_stream.cached_tokens": stats.cached_tokens,
     }
+    for name, value in facts.options.items():
+        attributes[f"gen_ai.request.{name}"] = float(value) if name == "top_k" else value  # a float by the conventions
     if stats.generated_tokens:
         attributes["gen_ai.response.time_to_first_chunk"] = stats.time_to_first_token_ms / 1000
     if finished.error is not None:

@@ -1,4 +1,4 @@
-"""The predicted memory of a model under a load. Units: bytes and tokens."""
+"""The predicted memory of a model under a load, and what is left at one moment. Units: bytes and tokens."""
 
 from __future__ import annotations
 
@@ -33,3 +33,22 @@ class MemoryEstimate:
     def total_bytes(self) -> int:
         """All of the load."""
         return self.weights_bytes + self.kv_bytes + self.workspace_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """One moment of the memory that one more request would come from.
+
+    Attributes:
+        smallest_request_bytes: what the smallest request takes of the memory for rows while nobody else is there.
+        state_limit_bytes: the memory for rows.
+        free_bytes: memory of the machine that the kernel can still find for this process.
+        active_bytes: what mlx holds: weights, states, the workspace of a step.
+        active_limit_bytes: what it should hold at most on this device; None where the machine's memory is all there is.
+    """
+
+    smallest_request_bytes: int
+    state_limit_bytes: int
+    free_bytes: int
+    active_bytes: int
+    active_limit_bytes: int | None = None

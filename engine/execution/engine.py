@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from engine.contracts.durability import Continuation, DurableFolder, DurableIdentity, DurableStore
     from engine.contracts.events import GenerationRequest
     from engine.contracts.load import ClearReport, LoadProgress, UnloadReport
-    from engine.contracts.memory import MemoryEstimate, MemoryLoad
+    from engine.contracts.memory import MemoryEstimate, MemoryLoad, MemoryReading
     from engine.contracts.model import ModelInfo
     from engine.contracts.prompt import ChatPrompt
     from engine.execution.accepting import Acceptance
@@ -117,6 +117,10 @@ class Engine:
     def load(self) -> EngineLoad:
         """How busy the engine is; all zeros before there is a thread."""
         return EngineLoad(queue_limit=self._settings.max_queue) if self._thread is None else self._thread.load()
+
+    def memory(self) -> MemoryReading | None:
+        """What one more request would come from; None while there is no model, or where none of it is mlx's."""
+        return None if self._residency is None else self._residency.memory()
 
     def live_generations(self) -> list[GenerationStatus]:
         """The live generations of all callers, oldest first."""

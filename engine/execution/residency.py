@@ -26,10 +26,12 @@ from engine.contracts.errors import (
     UnsupportedOptionError,
 )
 from engine.contracts.load import LoadPhase, UnloadReport, no_load_progress
+from engine.contracts.memory import MemoryReading
 from engine.contracts.prefix import salt_mark
 from engine.execution.adapter_folders import adapter_folder
 from engine.execution.errands import at_once
 from engine.execution.resident import find_files, load_on_engine_thread, open_text, prepare
+from engine.execution.state_room import smallest_request_bytes
 from engine.generation.memory import PREFIX_SHARE, usable_bytes
 
 if TYPE_CHECKING:
@@ -168,6 +170,19 @@ class Residency:
         if name and name != self.current.info.name:
             raise NotFoundError("model", name)
         return self.current
+
+    def memory(self) -> MemoryReading | None:
+        """What one more request would come from; None while no model is resident, or where none of it is mlx's."""
+        resident, runtime = self.current, self._runtime
+        if resident is None or runtime is None:
+            return None
+        return MemoryReading(
+            smallest_request_bytes=smallest_request_bytes(resident.memory),
+            state_limit_bytes=resident.state_bytes,
+            free_bytes=runtime.host.free_memory_bytes(),
+            active_bytes=runtime.active_memory_bytes(),
+            active_limit_bytes=runtime.device_memory_bytes,
+        )
 
     def _running_thread(self) -> EngineThread:
         if self._thread is None:

@@ -56,6 +56,12 @@ def smallest_row_bytes(model: ModelInfo) -> int:
     return needed_bytes(model.geometry, model.composition, prompt_tokens=1, max_tokens=1, chunk_tokens=1)
 
 
+def smallest_request_bytes(facts: MemoryFacts) -> int:
+    """Bytes of `facts.state_bytes` that the smallest request takes while nobody else is there."""
+    step_tokens = _step_tokens(facts, 1, 1)
+    return _row_bytes(facts, 1, 1) + charged_workspace_bytes(facts, step_tokens=step_tokens, context_tokens=2)
+
+
 def charged_workspace_bytes(facts: MemoryFacts, *, step_tokens: int, context_tokens: int) -> int:
     """Bytes of `facts.state_bytes` that a step takes, as `workspace_bytes` counts them."""
     if not facts.holds_workspace:

@@ -34,6 +34,20 @@ def activate(device: Device) -> str:
     return str(mx.device_info(chosen).get("device_name", device))
 
 
+def device_memory_bytes(device: Device) -> int | None:
+    """What mlx should hold at most on `device`, as the device says; None where the machine's memory is all there is."""
+    if device == "cpu":
+        return None
+    facts = mx.device_info(mx.Device(mx.gpu, 0))
+    # Metal's working set, CUDA's memory.
+    return int(facts.get("max_recommended_working_set_size") or facts.get("total_memory") or 0) or None
+
+
+def active_memory_bytes() -> int:
+    """What mlx holds now. A counter of the allocator: it may be read from any thread."""
+    return mx.get_active_memory()
+
+
 def limit_memory(limit_bytes: int) -> None:
     """Tell mlx how much it may use. Only a guideline on CPUs: admission does its own accounting."""
     mx.set_memory_limit(limit_bytes)

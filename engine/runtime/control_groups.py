@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # "No limit" of version 1 is the largest multiple of a page; no machine has this much.
 _UNLIMITED_BYTES = 1 << 60
@@ -22,15 +22,23 @@ class ControlGroups:
 
     def memory_headroom_bytes(self) -> int | None:
         """Bytes that may still be allocated under the tightest limit; None without one."""
-        unified = [_unified_headroom(folder) for folder in self._folders("")]
-        legacy = [_legacy_headroom(folder) for folder in self._folders("memory")]
-        return min((size for size in unified + legacy if size is not None), default=None)
+        return self._headroom_bytes(("inactive_file",))
+
+    def memory_left_bytes(self) -> int | None:
+        """Bytes until the tightest limit is enforced, which takes pages of files that are in use first; or None."""
+        return self._headroom_bytes(("inactive_file", "active_file"))
 
     def cpu_quota(self) -> float | None:
         """Cores' worth of time that the tightest quota grants; None without one."""
         unified = [_unified_quota(folder) for folder in self._folders("")]
         legacy = [_legacy_quota(folder) for folder in self._folders("cpu")]
         return min((cores for cores in unified + legacy if cores is not None), default=None)
+
+    def _headroom_bytes(self, given_back: Sequence[str]) -> int | None:
+        """What the tightest limit leaves, with the lines of `memory.stat` that count as not used; None without one."""
+        unified = [_unified_headroom(folder, given_back) for folder in self._folders("")]
+        legacy = [_legacy_headroom(folder, given_back) for folder in self._folders("memory")]
+        return min((size for size in unified + legacy if size is not None), default=None)
 
     def _folders(self, controller: str) -> Iterator[Path]:
         """The group's folder and its parents up to the mount; `controller` "" is the unified hierarchy."""
@@ -43,18 +51,20 @@ class ControlGroups:
                 yield from (root / part for part in (relative, *relative.parents) if (root / part).is_dir())
 
 
-def _unified_headroom(folder: Path) -> int | None:
+def _unified_headroom(folder: Path, given_back: Sequence[str]) -> int | None:
     limit = _number(_text(folder / "memory.max"))
     used = _number(_text(folder / "memory.current"))
-    return None if limit is None or used is None else limit - used + _statistic(folder, "inactive_file")
+    if limit is None or used is None:
+        return None
+    return limit - used + sum(_statistic(folder, name) for name in given_back)
 
 
-def _legacy_headroom(folder: Path) -> int | None:
+def _legacy_headroom(folder: Path, given_back: Sequence[str]) -> int | None:
     limit = _number(_text(folder / "memory.limit_in_bytes"))
     used = _number(_text(folder / "memory.usage_in_bytes"))
     if limit is None or used is None or limit >= _UNLIMITED_BYTES:
         return None
-    return limit - used + _statistic(folder, "total_inactive_file")
+    return limit - used + sum(_statistic(folder, f"total_{name}") for name in given_back)
 
 
 def _unified_quota(folder: Path) -> float | None:

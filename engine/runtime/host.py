@@ -24,6 +24,15 @@ class Host:
         machine = self._machine_available_bytes()
         return machine if headroom is None else max(0, min(machine, headroom))
 
+    def free_memory_bytes(self) -> int:
+        """Bytes that the kernel can still find for this process; where there are none, it ends one.
+
+        More than what can be planned with: pages of files that are in use count as free.
+        """
+        left = self.control_groups.memory_left_bytes()
+        machine = self._machine_available_bytes()
+        return machine if left is None else max(0, min(machine, left))
+
     def usable_cores(self) -> int:
         """Physical cores that this process may run on, within its quota; at least 1."""
         quota = self.control_groups.cpu_quota()

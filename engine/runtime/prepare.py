@@ -19,6 +19,8 @@ from engine.runtime.policy import ComputeDtype, LayoutPolicy, WeightsFacts, choo
 from engine.runtime.unpack_kernel import UnpackKernel, open_unpack_kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from engine.runtime.settings import RuntimeSettings
 
 __all__ = ["LayoutPolicy", "Runtime", "WeightsFacts", "prepare_runtime"]
@@ -30,7 +32,9 @@ logger = logging.getLogger(__name__)
 class Runtime:
     """The prepared machinery. Memory questions are answered anew each time they are asked.
 
-    `unpack_kernel` is there where weights are unpacked on the host, if a C compiler is.
+    `unpack_kernel` is there where weights are unpacked on the host, if a C compiler is. `active_memory_bytes` tells
+    what mlx holds, from any thread, and `device_memory_bytes` what it should hold at most, if the device has memory of
+    its own or a bound.
     """
 
     info: RuntimeInfo
@@ -39,6 +43,8 @@ class Runtime:
     host: Host
     memory_limit_bytes: int | None
     compute_dtype_wish: ComputeDtype | None
+    active_memory_bytes: Callable[[], int]
+    device_memory_bytes: int | None
     unpack_kernel: UnpackKernel | None = None
 
     def available_memory_bytes(self) -> int:
@@ -91,6 +97,8 @@ def prepare_runtime(settings: RuntimeSettings, host: Host | None = None) -> Runt
         host=host,
         memory_limit_bytes=settings.memory_limit_bytes,
         compute_dtype_wish=cast("ComputeDtype | None", settings.compute_dtype),
+        active_memory_bytes=activation.active_memory_bytes,
+        device_memory_bytes=activation.device_memory_bytes(device),
         unpack_kernel=open_unpack_kernel(settings.cache_directory / "unpack") if device == "cpu" else None,
     )
 

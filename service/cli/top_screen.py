@@ -86,6 +86,8 @@ def state_of(load: admin_pb2.GetLoadResponse) -> tuple[str, str]:
     step_seconds = load.step_age.seconds + load.step_age.nanos / 1e9
     if load.draining:
         return "draining", "bold yellow"
+    if load.not_ready_reason == admin_pb2.NOT_READY_REASON_OUT_OF_MEMORY:
+        return "out of memory", "bold red"
     if not load.model:
         return "waiting for a model", "bold yellow"
     if step_seconds > STALE_STEP_SECONDS:

@@ -133,6 +133,11 @@ class DurableGeneration:
         return self._attempt is not None
 
     @property
+    def filling(self) -> asyncio.Task[None] | None:
+        """What ends once an attempt is over and what follows from that is done; None before the first."""
+        return self._filling
+
+    @property
     def is_awaited(self) -> bool:
         """Whether it is going on, or has come to an end that nobody has had."""
         return self.is_running or (self.log.has_come_to_its_end and not self._was_delivered)
@@ -171,7 +176,7 @@ class DurableGeneration:
         if self._attachment is attachment:
             self._attachment = None
             if self._is_draining:
-                self.abort(AbortReason.SHUTDOWN)
+                self._hand_over()
             self._settle()
 
     def leave(self, reason: EngineError | None = None) -> None:
@@ -196,10 +201,10 @@ class DurableGeneration:
             self._go(remove=False)
 
     def drain(self) -> None:
-        """Give the row up as soon as nobody reads: the server is about to end."""
+        """Give it up as soon as nobody reads, row and folder: the server is about to end."""
         self._is_draining = True
         if self._attachment is None:
-            self.abort(AbortReason.SHUTDOWN)
+            self._hand_over()
 
     async def _fill(self, attempt: Generation) -> None:
         """Take over everything that `attempt` says."""
@@ -232,13 +237,22 @@ class DurableGeneration:
         """What follows now that nobody reads, or nothing runs, or both."""
         if self._attachment is not None or self._gone:
             return
-        if self.is_running or self.log.has_come_to_its_end:
+        if self._is_draining and not self.is_running:
+            self._hand_over()
+        elif self.is_running or self.log.has_come_to_its_end:
             self._stop_timer()
             if not self.is_running:
                 self.log.rest_file()
             if self._was_delivered and self._folder is not None:
                 self._folder.deliver(keep_seconds=self._grace_seconds)
             self._timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up)
+        else:
+            self._go(remove=False)
+
+    def _hand_over(self) -> None:
+        """Leave it to another process. What was sent may be lost on the way still, and so stays on disk."""
+        if self.is_running:
+            self.abort(AbortReason.SHUTDOWN)
         else:
             self._go(remove=False)
 

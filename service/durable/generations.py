@@ -122,9 +122,15 @@ class DurableGenerations:
             found.let_go()
 
     def drain(self) -> None:
-        """The server is about to end: a row is given up once nobody reads it, for another process to go on."""
+        """The server is about to end: what nobody reads is given up, for another process to go on with."""
         for generation in self.here:
             generation.drain()
+
+    async def wait_given_up(self) -> None:
+        """After `drain`: return when nothing is held any more that nobody reads."""
+        ending = [task for one in self.here if not one.is_read and (task := one.filling) is not None]
+        if ending:
+            await asyncio.wait(ending)
 
     def close(self) -> None:
         """Let go of everything; the engine has stopped."""

@@ -41,7 +41,7 @@ from engine.contracts.load import (
     LoadProgress,
     UnloadReport,
 )
-from engine.contracts.memory import MemoryEstimate, MemoryLoad
+from engine.contracts.memory import MemoryEstimate, MemoryLoad, MemoryReading
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.contracts.options import OptionDefaults, ResolvedOptions
 from engine.contracts.prompt import ChatPrompt
@@ -292,6 +292,7 @@ class FakeEngine:
         self.info = MODEL
         self.unloaded = False
         self.busy = EngineLoad(queue_limit=7)
+        self.reading: MemoryReading | None = None
         self.changes: list[tuple[object, ...]] = []
         self.progress: list[LoadProgress] = []
         self.load_gate = asyncio.Event()
@@ -311,6 +312,9 @@ class FakeEngine:
 
     def load(self) -> EngineLoad:
         return self.busy
+
+    def memory(self) -> MemoryReading | None:
+        return self.reading
 
     def live_generations(self) -> list[GenerationStatus]:
         return sorted((one.status() for one in self.live.values()), key=lambda status: status.number)

@@ -194,7 +194,7 @@ async def test_draining_refuses_new_work_and_answers_when_the_last_stream_has_en
         generation.end()
 
     serving.engine.script = short
-    serving.health.report(serving=True)
+    serving.health.report(None)
     running = serving.generation.Generate(text_request())
     await running.read()
     draining = asyncio.ensure_future(serving.admin.Drain(admin_pb2.DrainRequest()))
@@ -213,11 +213,11 @@ async def test_draining_refuses_new_work_and_answers_when_the_last_stream_has_en
 
 
 async def test_draining_ends_readiness_and_keeps_liveness(serving: Serving) -> None:
-    serving.health.report(serving=True)
+    serving.health.report(None)
     await serving.admin.Drain(admin_pb2.DrainRequest())
     assert await health_of(serving, "mlxstream.v1.GenerationService") == NOT_SERVING
     assert await health_of(serving, "") == SERVING
-    serving.health.report(serving=True)
+    serving.health.report(None)
     assert await health_of(serving, "mlxstream.v1.GenerationService") == NOT_SERVING
 
 

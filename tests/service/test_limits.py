@@ -18,6 +18,7 @@ from service.offer import Offer
 from service.tokens import followed_tokens
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import Serving, details_of, read_all, reason_of, serve, text_request, violated_fields
+from tests.service.test_metrics import samples
 
 CODE = grpc.StatusCode
 ONE, TWO = "token-of-the-first-team", "token-of-the-second-team"
@@ -95,6 +96,54 @@ async def test_an_answer_over_the_bound_is_refused_with_both_numbers(monkeypatch
         told = dict(details_of(failure.value)[error_details_pb2.ErrorInfo].metadata)
         assert told["limit_bytes"] == "1024"
         assert int(told["message_bytes"]) > 1024
+
+
+COMPLETE = "mlx_stream_grpc_server_calls_total{{code={},method=mlxstream.v1.GenerationService/Complete}}"
+
+
+@pytest.mark.parametrize("asked", [{}, {"include_text": False, "include_token_bytes": True}])
+async def test_an_answer_that_grows_over_the_bound_ends_its_generation_and_counts_as_what_it_is(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, bool]
+) -> None:
+    async def without_end(generation: FakeGeneration) -> None:
+        generation.start()
+        while True:
+            generation.say("x" * 50)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("service.limits.MAX_MESSAGE_BYTES", 1024)
+    engine = FakeEngine()
+    engine.script = without_end
+    async with serve(engine, Offer(limits=RequestLimits(max_message_bytes=1024))) as running:
+        request = generation_pb2.CompleteRequest(text={"text": "hi"}, delivery=asked)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await running.generation.Complete(request)
+        assert failure.value.code() is CODE.RESOURCE_EXHAUSTED
+        assert reason_of(failure.value) == "MESSAGE_TOO_LARGE"
+        assert "stream it with Generate" in str(failure.value.details())
+        assert dict(failure.value.trailing_metadata())["grpc-retry-pushback-ms"] == "-1"
+        await running.live.wait_idle()
+        assert engine.generations[0].emitted < 100
+        found = samples(running.telemetry.metrics)
+        assert found[COMPLETE.format("RESOURCE_EXHAUSTED")] == 1
+        assert COMPLETE.format("OK") not in found
+
+
+async def test_an_answer_is_measured_as_a_whole_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def many_tokens(generation: FakeGeneration) -> None:
+        generation.start()
+        generation.say(*["y"] * 150)  # 5 bytes of text and records each, and 2 around each record
+        generation.end()
+
+    monkeypatch.setattr("service.limits.MAX_MESSAGE_BYTES", 1024)
+    engine = FakeEngine()
+    engine.script = many_tokens
+    async with serve(engine, Offer(limits=RequestLimits(max_message_bytes=1024))) as running:
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await running.generation.Complete(generation_pb2.CompleteRequest(text={"text": "hi"}))
+        assert reason_of(failure.value) == "MESSAGE_TOO_LARGE"
+        assert running.live.ends.finished == 1
+        assert COMPLETE.format("OK") not in samples(running.telemetry.metrics)
 
 
 async def test_a_small_bound_on_requests_cuts_no_stream_and_no_answer() -> None:

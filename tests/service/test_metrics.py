@@ -17,7 +17,7 @@ from engine.contracts.errors import OverloadedError
 from engine.contracts.events import GenerationFinished
 from engine.contracts.load import STEP_TOKEN_EDGES, EngineLoad
 from engine.contracts.results import DenoisingStats, FinishReason, GenerateStats
-from mlxstream.v1 import admin_pb2, model_pb2
+from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service import pulse
 from service.access import Access
 from service.address import Address, BindError
@@ -32,6 +32,7 @@ from service.telemetry import Telemetry
 from service.tokens import TokenTable
 from tests.service.fake_engine import FakeEngine, never_end
 from tests.service.harness import Serving, read_all, serve, text_request
+from tests.service.test_health import READING
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana/mlx-stream.json"
 
@@ -183,6 +184,19 @@ async def test_calls_that_never_reach_a_handler_are_counted_and_only_generations
     assert found["mlx_stream_admission_rejections_total{reason=UNAUTHENTICATED}"] == 1
 
 
+async def test_refusals_count_whatever_part_of_a_request_they_are_for(serving: Serving) -> None:
+    refused: list[grpc.aio.AioRpcError | None] = []
+    for fields in ({"delivery": {"max_delay": {"seconds": -1}}}, {"options": {"temperature": -1.0}}):
+        refused.append((await read_all(serving.generation.Generate(text_request(**fields))))[1])
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await serving.generation.Complete(
+            generation_pb2.CompleteRequest(text={"text": "hi"}, delivery={"max_tokens_per_message": 1})
+        )
+    assert {one.code() for one in (*refused, failure.value) if one is not None} == {grpc.StatusCode.INVALID_ARGUMENT}
+    found = samples(serving.telemetry.metrics)
+    assert found["mlx_stream_admission_rejections_total{reason=INVALID_REQUEST}"] == 3
+
+
 async def test_malformed_requests_and_missed_deadlines_are_counted_as_what_they_are(serving: Serving) -> None:
     raw = serving.channel.unary_stream("/mlxstream.v1.GenerationService/Generate", request_serializer=bytes)
     await read_all(raw(b"\xff\xff"))
@@ -237,7 +251,10 @@ def test_every_metric_that_the_dashboard_asks_for_is_there() -> None:
     panels = json.loads(text)["panels"]
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
     asked = {name for expression in expressions for name in re.findall(r"\bmlx_stream_\w+", expression)}
-    metrics = Metrics(FakeEngine())
+    engine = FakeEngine()
+    engine.reading = READING
+    metrics = Metrics(engine)
+    metrics.show_readiness(lambda: None)
     metrics.call_ended("service/method", "OK", 0.1)
     metrics.refused("OVERLOADED")
     metrics.resumed(hit=True)

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from service.probe import main
+from service.readiness import NotReady
 from tests.service.harness import Serving
 
 
@@ -17,10 +18,10 @@ async def status(*arguments: str) -> int:
 async def test_its_status_follows_health(serving: Serving) -> None:
     target = str(serving.address)
     assert await status(target) == 1
-    serving.health.report(serving=False, alive=True)
+    serving.health.report(NotReady.NO_MODEL, alive=True)
     assert await status(target) == 0
     assert await status(target, "mlxstream.v1.GenerationService") == 1
-    serving.health.report(serving=True)
+    serving.health.report(None)
     assert await status(target, "mlxstream.v1.GenerationService") == 0
     assert await status(target, "no.such.Service") == 1
 

@@ -48,7 +48,7 @@ async def serving(folder, state_dir, *, offer=None, grace_seconds=60.0, **change
     options = (("grpc.use_local_subchannel_pool", 1),)
     try:
         await engine.start()
-        health.report(serving=True)
+        health.report(None)
         async with grpc.aio.insecure_channel(str(address), options=options) as channel:
             yield Whole(engine, channel, address, health)
     finally:

@@ -11,6 +11,7 @@ from engine.execution import packed_method
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2
 from service import health as health_module
 from service.health import Health, follow_engine
+from service.readiness import NotReady
 from tests.engine.models.tiny_llama import random_prompt
 from tests.whole.conftest import serving
 
@@ -92,3 +93,17 @@ async def test_a_reload_is_no_news_and_no_model_is_no_readiness(followed):
     [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest())]
     await until(lambda: told[GENERATION][-1] == SERVING)
     assert len(told[""]) == before[""]
+
+
+async def test_a_server_in_whose_memory_no_request_fits_is_not_ready_and_says_why(whole_folder, tmp_path):
+    async with serving(whole_folder, tmp_path, state_bytes=1) as whole:
+        follower = asyncio.create_task(follow_engine(whole.engine, whole.health, stall_seconds=10))
+        await until(lambda: whole.health.not_ready is NotReady.OUT_OF_MEMORY)
+        load = await admin_pb2_grpc.AdminServiceStub(whole.channel).GetLoad(admin_pb2.GetLoadRequest())
+        assert load.not_ready_reason == admin_pb2.NOT_READY_REASON_OUT_OF_MEMORY
+        assert load.memory_bytes >= whole.engine.model.weights_bytes
+        assert load.free_memory_bytes > 0
+        stub = health_pb2_grpc.HealthStub(whole.channel)
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service=""))).status == SERVING
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service=GENERATION))).status == NOT_SERVING
+        follower.cancel()

@@ -147,6 +147,79 @@ func (GenerationPhase) EnumDescriptor() ([]byte, []int) {
 	return file_mlxstream_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
+// Why a server wants no new work.
+type NotReadyReason int32
+
+const (
+	// Unset: it does.
+	NotReadyReason_NOT_READY_REASON_UNSPECIFIED NotReadyReason = 0
+	// Its first model is not warm yet.
+	NotReadyReason_NOT_READY_REASON_LOADING NotReadyReason = 1
+	// No model is loaded.
+	NotReadyReason_NOT_READY_REASON_NO_MODEL NotReadyReason = 2
+	// A step takes longer than it may.
+	NotReadyReason_NOT_READY_REASON_STALLED NotReadyReason = 3
+	// No request fits into memory, or next to nothing has been left of it for a while.
+	NotReadyReason_NOT_READY_REASON_OUT_OF_MEMORY NotReadyReason = 4
+	// It was told to drain.
+	NotReadyReason_NOT_READY_REASON_DRAINING NotReadyReason = 5
+	// The engine has died.
+	NotReadyReason_NOT_READY_REASON_FAILED NotReadyReason = 6
+	// The process is about to end.
+	NotReadyReason_NOT_READY_REASON_STOPPING NotReadyReason = 7
+)
+
+// Enum value maps for NotReadyReason.
+var (
+	NotReadyReason_name = map[int32]string{
+		0: "NOT_READY_REASON_UNSPECIFIED",
+		1: "NOT_READY_REASON_LOADING",
+		2: "NOT_READY_REASON_NO_MODEL",
+		3: "NOT_READY_REASON_STALLED",
+		4: "NOT_READY_REASON_OUT_OF_MEMORY",
+		5: "NOT_READY_REASON_DRAINING",
+		6: "NOT_READY_REASON_FAILED",
+		7: "NOT_READY_REASON_STOPPING",
+	}
+	NotReadyReason_value = map[string]int32{
+		"NOT_READY_REASON_UNSPECIFIED":   0,
+		"NOT_READY_REASON_LOADING":       1,
+		"NOT_READY_REASON_NO_MODEL":      2,
+		"NOT_READY_REASON_STALLED":       3,
+		"NOT_READY_REASON_OUT_OF_MEMORY": 4,
+		"NOT_READY_REASON_DRAINING":      5,
+		"NOT_READY_REASON_FAILED":        6,
+		"NOT_READY_REASON_STOPPING":      7,
+	}
+)
+
+func (x NotReadyReason) Enum() *NotReadyReason {
+	p := new(NotReadyReason)
+	*p = x
+	return p
+}
+
+func (x NotReadyReason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NotReadyReason) Descriptor() protoreflect.EnumDescriptor {
+	return file_mlxstream_v1_admin_proto_enumTypes[2].Descriptor()
+}
+
+func (NotReadyReason) Type() protoreflect.EnumType {
+	return &file_mlxstream_v1_admin_proto_enumTypes[2]
+}
+
+func (x NotReadyReason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NotReadyReason.Descriptor instead.
+func (NotReadyReason) EnumDescriptor() ([]byte, []int) {
+	return file_mlxstream_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
 // Names a model to load.
 type LoadModelRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1176,6 +1249,12 @@ type GetLoadResponse struct {
 	GeneratedTokens uint64 `protobuf:"varint,15,opt,name=generated_tokens,json=generatedTokens,proto3" json:"generated_tokens,omitempty"`
 	// Prompt tokens computed since the server started.
 	PrefilledTokens uint64 `protobuf:"varint,16,opt,name=prefilled_tokens,json=prefilledTokens,proto3" json:"prefilled_tokens,omitempty"`
+	// Why no new work is wanted here, and health of the services is NOT_SERVING; unspecified while work is wanted.
+	NotReadyReason NotReadyReason `protobuf:"varint,17,opt,name=not_ready_reason,json=notReadyReason,proto3,enum=mlxstream.v1.NotReadyReason" json:"not_ready_reason,omitempty"`
+	// Bytes that mlx holds: weights, keys and values, cached prefixes, the work in hand. 0 while there is no model.
+	MemoryBytes uint64 `protobuf:"varint,18,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// Bytes of the machine's memory that are left for the process, within its container's limit. 0 while there is no model.
+	FreeMemoryBytes uint64 `protobuf:"varint,19,opt,name=free_memory_bytes,json=freeMemoryBytes,proto3" json:"free_memory_bytes,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1322,6 +1401,27 @@ func (x *GetLoadResponse) GetPrefilledTokens() uint64 {
 	return 0
 }
 
+func (x *GetLoadResponse) GetNotReadyReason() NotReadyReason {
+	if x != nil {
+		return x.NotReadyReason
+	}
+	return NotReadyReason_NOT_READY_REASON_UNSPECIFIED
+}
+
+func (x *GetLoadResponse) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *GetLoadResponse) GetFreeMemoryBytes() uint64 {
+	if x != nil {
+		return x.FreeMemoryBytes
+	}
+	return 0
+}
+
 // Asks to forget cached prefixes.
 type ClearPrefixCacheRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1435,7 +1535,8 @@ func (x *ClearPrefixCacheResponse) GetFreedBytes() uint64 {
 // Asks to stop taking new work.
 type DrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long what runs may go on before it is aborted. Default: until it ends.
+	// How long what runs may go on before it is aborted. Default: until it ends. Durable generations that nobody reads are
+	// given up at once, in either case: what they have is on disk, and they can be resumed.
 	Timeout       *durationpb.Duration `protobuf:"bytes,1,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1483,7 +1584,7 @@ type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Generations that ended by themselves.
 	FinishedGenerations uint32 `protobuf:"varint,1,opt,name=finished_generations,json=finishedGenerations,proto3" json:"finished_generations,omitempty"`
-	// Generations that were aborted.
+	// Generations that were aborted, durable ones that were given up included.
 	AbortedGenerations uint32 `protobuf:"varint,2,opt,name=aborted_generations,json=abortedGenerations,proto3" json:"aborted_generations,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
@@ -1604,7 +1705,7 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\x10generated_tokens\x18\a \x01(\rR\x0fgeneratedTokens\x12;\n" +
 	"\vcreate_time\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"createTime\"\x10\n" +
-	"\x0eGetLoadRequest\"\xcc\x04\n" +
+	"\x0eGetLoadRequest\"\xe3\x05\n" +
 	"\x0fGetLoadResponse\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x16\n" +
 	"\x06queued\x18\x02 \x01(\rR\x06queued\x12\x1f\n" +
@@ -1625,7 +1726,10 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\vprefill_tps\x18\x0e \x01(\x01R\n" +
 	"prefillTps\x12)\n" +
 	"\x10generated_tokens\x18\x0f \x01(\x04R\x0fgeneratedTokens\x12)\n" +
-	"\x10prefilled_tokens\x18\x10 \x01(\x04R\x0fprefilledTokens\"Q\n" +
+	"\x10prefilled_tokens\x18\x10 \x01(\x04R\x0fprefilledTokens\x12F\n" +
+	"\x10not_ready_reason\x18\x11 \x01(\x0e2\x1c.mlxstream.v1.NotReadyReasonR\x0enotReadyReason\x12!\n" +
+	"\fmemory_bytes\x18\x12 \x01(\x04R\vmemoryBytes\x12*\n" +
+	"\x11free_memory_bytes\x18\x13 \x01(\x04R\x0ffreeMemoryBytes\"Q\n" +
 	"\x17ClearPrefixCacheRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x17\n" +
 	"\x04salt\x18\x02 \x01(\tH\x00R\x04salt\x88\x01\x01B\a\n" +
@@ -1650,7 +1754,16 @@ const file_mlxstream_v1_admin_proto_rawDesc = "" +
 	"\x17GENERATION_PHASE_QUEUED\x10\x01\x12\x1f\n" +
 	"\x1bGENERATION_PHASE_PREFILLING\x10\x02\x12\x1d\n" +
 	"\x19GENERATION_PHASE_DECODING\x10\x03\x12\x1d\n" +
-	"\x19GENERATION_PHASE_DETACHED\x10\x042\x8a\x06\n" +
+	"\x19GENERATION_PHASE_DETACHED\x10\x04*\x8c\x02\n" +
+	"\x0eNotReadyReason\x12 \n" +
+	"\x1cNOT_READY_REASON_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18NOT_READY_REASON_LOADING\x10\x01\x12\x1d\n" +
+	"\x19NOT_READY_REASON_NO_MODEL\x10\x02\x12\x1c\n" +
+	"\x18NOT_READY_REASON_STALLED\x10\x03\x12\"\n" +
+	"\x1eNOT_READY_REASON_OUT_OF_MEMORY\x10\x04\x12\x1d\n" +
+	"\x19NOT_READY_REASON_DRAINING\x10\x05\x12\x1b\n" +
+	"\x17NOT_READY_REASON_FAILED\x10\x06\x12\x1d\n" +
+	"\x19NOT_READY_REASON_STOPPING\x10\a2\x8a\x06\n" +
 	"\fAdminService\x12N\n" +
 	"\tLoadModel\x12\x1e.mlxstream.v1.LoadModelRequest\x1a\x1f.mlxstream.v1.LoadModelResponse0\x01\x12R\n" +
 	"\vUnloadModel\x12 .mlxstream.v1.UnloadModelRequest\x1a!.mlxstream.v1.UnloadModelResponse\x12U\n" +
@@ -1675,70 +1788,72 @@ func file_mlxstream_v1_admin_proto_rawDescGZIP() []byte {
 	return file_mlxstream_v1_admin_proto_rawDescData
 }
 
-var file_mlxstream_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_mlxstream_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_mlxstream_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_mlxstream_v1_admin_proto_goTypes = []any{
 	(LoadPhase)(0),                   // 0: mlxstream.v1.LoadPhase
 	(GenerationPhase)(0),             // 1: mlxstream.v1.GenerationPhase
-	(*LoadModelRequest)(nil),         // 2: mlxstream.v1.LoadModelRequest
-	(*LoadModelResponse)(nil),        // 3: mlxstream.v1.LoadModelResponse
-	(*LoadProgress)(nil),             // 4: mlxstream.v1.LoadProgress
-	(*UnloadModelRequest)(nil),       // 5: mlxstream.v1.UnloadModelRequest
-	(*UnloadModelResponse)(nil),      // 6: mlxstream.v1.UnloadModelResponse
-	(*MountAdapterRequest)(nil),      // 7: mlxstream.v1.MountAdapterRequest
-	(*MountAdapterResponse)(nil),     // 8: mlxstream.v1.MountAdapterResponse
-	(*AdapterInfo)(nil),              // 9: mlxstream.v1.AdapterInfo
-	(*UnmountAdapterRequest)(nil),    // 10: mlxstream.v1.UnmountAdapterRequest
-	(*UnmountAdapterResponse)(nil),   // 11: mlxstream.v1.UnmountAdapterResponse
-	(*ListAdaptersRequest)(nil),      // 12: mlxstream.v1.ListAdaptersRequest
-	(*ListAdaptersResponse)(nil),     // 13: mlxstream.v1.ListAdaptersResponse
-	(*ListGenerationsRequest)(nil),   // 14: mlxstream.v1.ListGenerationsRequest
-	(*ListGenerationsResponse)(nil),  // 15: mlxstream.v1.ListGenerationsResponse
-	(*GenerationInfo)(nil),           // 16: mlxstream.v1.GenerationInfo
-	(*GetLoadRequest)(nil),           // 17: mlxstream.v1.GetLoadRequest
-	(*GetLoadResponse)(nil),          // 18: mlxstream.v1.GetLoadResponse
-	(*ClearPrefixCacheRequest)(nil),  // 19: mlxstream.v1.ClearPrefixCacheRequest
-	(*ClearPrefixCacheResponse)(nil), // 20: mlxstream.v1.ClearPrefixCacheResponse
-	(*DrainRequest)(nil),             // 21: mlxstream.v1.DrainRequest
-	(*DrainResponse)(nil),            // 22: mlxstream.v1.DrainResponse
-	(*ModelInfo)(nil),                // 23: mlxstream.v1.ModelInfo
-	(*timestamppb.Timestamp)(nil),    // 24: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),      // 25: google.protobuf.Duration
+	(NotReadyReason)(0),              // 2: mlxstream.v1.NotReadyReason
+	(*LoadModelRequest)(nil),         // 3: mlxstream.v1.LoadModelRequest
+	(*LoadModelResponse)(nil),        // 4: mlxstream.v1.LoadModelResponse
+	(*LoadProgress)(nil),             // 5: mlxstream.v1.LoadProgress
+	(*UnloadModelRequest)(nil),       // 6: mlxstream.v1.UnloadModelRequest
+	(*UnloadModelResponse)(nil),      // 7: mlxstream.v1.UnloadModelResponse
+	(*MountAdapterRequest)(nil),      // 8: mlxstream.v1.MountAdapterRequest
+	(*MountAdapterResponse)(nil),     // 9: mlxstream.v1.MountAdapterResponse
+	(*AdapterInfo)(nil),              // 10: mlxstream.v1.AdapterInfo
+	(*UnmountAdapterRequest)(nil),    // 11: mlxstream.v1.UnmountAdapterRequest
+	(*UnmountAdapterResponse)(nil),   // 12: mlxstream.v1.UnmountAdapterResponse
+	(*ListAdaptersRequest)(nil),      // 13: mlxstream.v1.ListAdaptersRequest
+	(*ListAdaptersResponse)(nil),     // 14: mlxstream.v1.ListAdaptersResponse
+	(*ListGenerationsRequest)(nil),   // 15: mlxstream.v1.ListGenerationsRequest
+	(*ListGenerationsResponse)(nil),  // 16: mlxstream.v1.ListGenerationsResponse
+	(*GenerationInfo)(nil),           // 17: mlxstream.v1.GenerationInfo
+	(*GetLoadRequest)(nil),           // 18: mlxstream.v1.GetLoadRequest
+	(*GetLoadResponse)(nil),          // 19: mlxstream.v1.GetLoadResponse
+	(*ClearPrefixCacheRequest)(nil),  // 20: mlxstream.v1.ClearPrefixCacheRequest
+	(*ClearPrefixCacheResponse)(nil), // 21: mlxstream.v1.ClearPrefixCacheResponse
+	(*DrainRequest)(nil),             // 22: mlxstream.v1.DrainRequest
+	(*DrainResponse)(nil),            // 23: mlxstream.v1.DrainResponse
+	(*ModelInfo)(nil),                // 24: mlxstream.v1.ModelInfo
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 26: google.protobuf.Duration
 }
 var file_mlxstream_v1_admin_proto_depIdxs = []int32{
-	4,  // 0: mlxstream.v1.LoadModelResponse.progress:type_name -> mlxstream.v1.LoadProgress
-	23, // 1: mlxstream.v1.LoadModelResponse.loaded:type_name -> mlxstream.v1.ModelInfo
+	5,  // 0: mlxstream.v1.LoadModelResponse.progress:type_name -> mlxstream.v1.LoadProgress
+	24, // 1: mlxstream.v1.LoadModelResponse.loaded:type_name -> mlxstream.v1.ModelInfo
 	0,  // 2: mlxstream.v1.LoadProgress.phase:type_name -> mlxstream.v1.LoadPhase
-	9,  // 3: mlxstream.v1.MountAdapterResponse.adapter:type_name -> mlxstream.v1.AdapterInfo
-	9,  // 4: mlxstream.v1.ListAdaptersResponse.adapters:type_name -> mlxstream.v1.AdapterInfo
-	16, // 5: mlxstream.v1.ListGenerationsResponse.generations:type_name -> mlxstream.v1.GenerationInfo
+	10, // 3: mlxstream.v1.MountAdapterResponse.adapter:type_name -> mlxstream.v1.AdapterInfo
+	10, // 4: mlxstream.v1.ListAdaptersResponse.adapters:type_name -> mlxstream.v1.AdapterInfo
+	17, // 5: mlxstream.v1.ListGenerationsResponse.generations:type_name -> mlxstream.v1.GenerationInfo
 	1,  // 6: mlxstream.v1.GenerationInfo.phase:type_name -> mlxstream.v1.GenerationPhase
-	24, // 7: mlxstream.v1.GenerationInfo.create_time:type_name -> google.protobuf.Timestamp
-	25, // 8: mlxstream.v1.GetLoadResponse.step_age:type_name -> google.protobuf.Duration
-	25, // 9: mlxstream.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
-	2,  // 10: mlxstream.v1.AdminService.LoadModel:input_type -> mlxstream.v1.LoadModelRequest
-	5,  // 11: mlxstream.v1.AdminService.UnloadModel:input_type -> mlxstream.v1.UnloadModelRequest
-	7,  // 12: mlxstream.v1.AdminService.MountAdapter:input_type -> mlxstream.v1.MountAdapterRequest
-	10, // 13: mlxstream.v1.AdminService.UnmountAdapter:input_type -> mlxstream.v1.UnmountAdapterRequest
-	12, // 14: mlxstream.v1.AdminService.ListAdapters:input_type -> mlxstream.v1.ListAdaptersRequest
-	14, // 15: mlxstream.v1.AdminService.ListGenerations:input_type -> mlxstream.v1.ListGenerationsRequest
-	17, // 16: mlxstream.v1.AdminService.GetLoad:input_type -> mlxstream.v1.GetLoadRequest
-	19, // 17: mlxstream.v1.AdminService.ClearPrefixCache:input_type -> mlxstream.v1.ClearPrefixCacheRequest
-	21, // 18: mlxstream.v1.AdminService.Drain:input_type -> mlxstream.v1.DrainRequest
-	3,  // 19: mlxstream.v1.AdminService.LoadModel:output_type -> mlxstream.v1.LoadModelResponse
-	6,  // 20: mlxstream.v1.AdminService.UnloadModel:output_type -> mlxstream.v1.UnloadModelResponse
-	8,  // 21: mlxstream.v1.AdminService.MountAdapter:output_type -> mlxstream.v1.MountAdapterResponse
-	11, // 22: mlxstream.v1.AdminService.UnmountAdapter:output_type -> mlxstream.v1.UnmountAdapterResponse
-	13, // 23: mlxstream.v1.AdminService.ListAdapters:output_type -> mlxstream.v1.ListAdaptersResponse
-	15, // 24: mlxstream.v1.AdminService.ListGenerations:output_type -> mlxstream.v1.ListGenerationsResponse
-	18, // 25: mlxstream.v1.AdminService.GetLoad:output_type -> mlxstream.v1.GetLoadResponse
-	20, // 26: mlxstream.v1.AdminService.ClearPrefixCache:output_type -> mlxstream.v1.ClearPrefixCacheResponse
-	22, // 27: mlxstream.v1.AdminService.Drain:output_type -> mlxstream.v1.DrainResponse
-	19, // [19:28] is the sub-list for method output_type
-	10, // [10:19] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	25, // 7: mlxstream.v1.GenerationInfo.create_time:type_name -> google.protobuf.Timestamp
+	26, // 8: mlxstream.v1.GetLoadResponse.step_age:type_name -> google.protobuf.Duration
+	2,  // 9: mlxstream.v1.GetLoadResponse.not_ready_reason:type_name -> mlxstream.v1.NotReadyReason
+	26, // 10: mlxstream.v1.DrainRequest.timeout:type_name -> google.protobuf.Duration
+	3,  // 11: mlxstream.v1.AdminService.LoadModel:input_type -> mlxstream.v1.LoadModelRequest
+	6,  // 12: mlxstream.v1.AdminService.UnloadModel:input_type -> mlxstream.v1.UnloadModelRequest
+	8,  // 13: mlxstream.v1.AdminService.MountAdapter:input_type -> mlxstream.v1.MountAdapterRequest
+	11, // 14: mlxstream.v1.AdminService.UnmountAdapter:input_type -> mlxstream.v1.UnmountAdapterRequest
+	13, // 15: mlxstream.v1.AdminService.ListAdapters:input_type -> mlxstream.v1.ListAdaptersRequest
+	15, // 16: mlxstream.v1.AdminService.ListGenerations:input_type -> mlxstream.v1.ListGenerationsRequest
+	18, // 17: mlxstream.v1.AdminService.GetLoad:input_type -> mlxstream.v1.GetLoadRequest
+	20, // 18: mlxstream.v1.AdminService.ClearPrefixCache:input_type -> mlxstream.v1.ClearPrefixCacheRequest
+	22, // 19: mlxstream.v1.AdminService.Drain:input_type -> mlxstream.v1.DrainRequest
+	4,  // 20: mlxstream.v1.AdminService.LoadModel:output_type -> mlxstream.v1.LoadModelResponse
+	7,  // 21: mlxstream.v1.AdminService.UnloadModel:output_type -> mlxstream.v1.UnloadModelResponse
+	9,  // 22: mlxstream.v1.AdminService.MountAdapter:output_type -> mlxstream.v1.MountAdapterResponse
+	12, // 23: mlxstream.v1.AdminService.UnmountAdapter:output_type -> mlxstream.v1.UnmountAdapterResponse
+	14, // 24: mlxstream.v1.AdminService.ListAdapters:output_type -> mlxstream.v1.ListAdaptersResponse
+	16, // 25: mlxstream.v1.AdminService.ListGenerations:output_type -> mlxstream.v1.ListGenerationsResponse
+	19, // 26: mlxstream.v1.AdminService.GetLoad:output_type -> mlxstream.v1.GetLoadResponse
+	21, // 27: mlxstream.v1.AdminService.ClearPrefixCache:output_type -> mlxstream.v1.ClearPrefixCacheResponse
+	23, // 28: mlxstream.v1.AdminService.Drain:output_type -> mlxstream.v1.DrainResponse
+	20, // [20:29] is the sub-list for method output_type
+	11, // [11:20] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_mlxstream_v1_admin_proto_init() }
@@ -1757,7 +1872,7 @@ func file_mlxstream_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mlxstream_v1_admin_proto_rawDesc), len(file_mlxstream_v1_admin_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,

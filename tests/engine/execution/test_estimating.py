@@ -92,6 +92,25 @@ async def test_the_estimate_of_a_served_model_is_what_admission_goes_by(tmp_path
         await engine.stop()
 
 
+@pytest.mark.parametrize("changes", [{}, {"state_bytes": 10**6}])
+async def test_a_reading_tells_what_the_smallest_request_takes_and_what_is_there(tmp_path, changes):
+    tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
+    engine = Engine(settings(tmp_path / "tiny", tmp_path, **changes))
+    assert engine.memory() is None
+    await engine.start()
+    try:
+        reading = engine.memory()
+        smallest = engine.estimate_memory(MemoryLoad(prompt_tokens=1, max_tokens=1), model="")
+        assert reading.smallest_request_bytes == smallest.kv_bytes + (0 if changes else smallest.workspace_bytes)
+        assert reading.state_limit_bytes == engine.load().state_limit_bytes
+        assert reading.active_bytes >= engine.model.weights_bytes
+        assert reading.free_bytes > reading.smallest_request_bytes
+        await engine.unload_model("tiny")
+        assert engine.memory() is None
+    finally:
+        await engine.stop()
+
+
 def test_the_longest_context_is_where_admission_ends(tmp_path):
     tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
     facts = unloaded_facts(settings(tmp_path / "tiny", tmp_path, state_bytes=10**6), Host())

@@ -39,6 +39,16 @@ def test_unified_headroom_counts_unused_file_pages_as_free(tmp_path: Path) -> No
     assert tree.memory_headroom_bytes() == 6 * GIB
 
 
+def test_file_pages_in_use_are_given_back_before_a_limit_is_enforced(tmp_path: Path) -> None:
+    files = unified_memory(str(8 * GIB), 7 * GIB, GIB)
+    files["memory.stat"] += f"\nactive_file {2 * GIB}"
+    tree = groups(tmp_path, "0::/job\n", below("job", files))
+    assert tree.memory_headroom_bytes() == 2 * GIB
+    assert tree.memory_left_bytes() == 4 * GIB
+    machine = host(tmp_path, available_bytes=3 * GIB, siblings={}, control_groups=tree)
+    assert (machine.available_memory_bytes(), machine.free_memory_bytes()) == (2 * GIB, 3 * GIB)
+
+
 def test_the_tightest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
     files = below("a/b", unified_memory("max", 0)) | below("a", unified_memory(str(2 * GIB), GIB))
     assert groups(tmp_path, "0::/a/b\n", files).memory_headroom_bytes() == GIB
@@ -74,7 +84,7 @@ def test_legacy_limits_are_read(tmp_path: Path) -> None:
 )
 def test_no_limit_is_no_limit(tmp_path: Path, membership: str, files: Files) -> None:
     tree = groups(tmp_path, membership, files)
-    assert (tree.memory_headroom_bytes(), tree.cpu_quota()) == (None, None)
+    assert (tree.memory_headroom_bytes(), tree.memory_left_bytes(), tree.cpu_quota()) == (None, None, None)
 
 
 def host(root: Path, *, available_bytes: int, siblings: dict[int, str], control_groups: ControlGroups) -> Host:

@@ -118,6 +118,12 @@ def test_the_memory_limit_bounds_what_fits(ask: Any) -> None:
     assert ask(prepared(answer, choices="memory_limit_bytes=1_000_000")) == [1_000_000, True, False]
 
 
+def test_what_mlx_holds_is_told_and_a_cpu_has_no_memory_of_its_own(ask: Any) -> None:
+    held = "import mlx.core as mx\nheld = mx.zeros((1000,))\nmx.eval(held)"
+    answer = "[runtime.active_memory_bytes() >= held.nbytes, runtime.device_memory_bytes]"
+    assert ask(prepared(answer, after=held)) == [True, None]
+
+
 def test_the_layout_follows_from_what_was_prepared(wheel_and_compiler: None, ask: Any) -> None:
     weights = (
         "from engine.runtime.policy import WeightsFacts\n"

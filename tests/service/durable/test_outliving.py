@@ -327,6 +327,52 @@ async def test_a_draining_server_gives_up_what_nobody_reads_and_takes_nobody_bac
     assert error.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_draining_server_lets_go_of_ends_that_nobody_has_had(life: Life, store: FakeStore) -> None:
+    generation_id, before = await left_after(life, 4)
+    life.words.allow()
+    await life.until(lambda: not life.serving.engine.live)
+    assert store.held
+    answer = await life.serving.admin.Drain(admin_pb2.DrainRequest())
+    assert (answer.finished_generations, answer.aborted_generations) == (0, 0)
+    assert not store.held
+    async with serve(engine_of(store, Words())) as another:
+        rest, error = await read_all(Life(another, Words()).resume(generation_id, before[-1].sequence))
+        assert error is None
+        assert words_of([*before, *rest]) == list(range(len(WORDS)))
+
+
+async def test_draining_answers_when_what_nobody_reads_is_free_for_another_server(life: Life, store: FakeStore) -> None:
+    generation_id, before = await left_after(life, 4)
+    answer = await life.serving.admin.Drain(admin_pb2.DrainRequest())
+    assert (answer.finished_generations, answer.aborted_generations) == (0, 1)
+    assert not store.held
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words)) as another:
+        rest, error = await read_all(Life(another, words).resume(generation_id, before[-1].sequence))
+        assert error is None
+        assert text_of([*before, *rest]) == EVERYTHING
+
+
+async def test_an_end_that_was_sent_while_the_server_drained_is_kept_for_those_whom_it_missed(
+    life: Life, store: FakeStore
+) -> None:
+    life.words.allow(4)
+    call = life.ask()
+    before = await some(call, 4)
+    draining = asyncio.ensure_future(life.serving.admin.Drain(admin_pb2.DrainRequest()))
+    await life.until(lambda: life.serving.live.is_draining)
+    life.words.allow()
+    rest, error = await read_all(call)
+    assert error is None
+    assert (await draining).finished_generations == 1
+    await life.until(lambda: not store.held)
+    async with serve(engine_of(store, Words())) as another:
+        again, error = await read_all(Life(another, Words()).resume(before[0].started.generation_id, 2))
+        assert error is None
+        assert again[-1].finished == rest[-1].finished
+
+
 @pytest.mark.parametrize("asked_by", ["signal", "operator"])
 async def test_a_draining_server_waits_for_no_row_whose_reader_has_left(
     life: Life, store: FakeStore, asked_by: str

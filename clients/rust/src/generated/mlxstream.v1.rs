@@ -1702,6 +1702,15 @@ pub struct GetLoadResponse {
     /// Prompt tokens computed since the server started.
     #[prost(uint64, tag = "16")]
     pub prefilled_tokens: u64,
+    /// Why no new work is wanted here, and health of the services is NOT_SERVING; unspecified while work is wanted.
+    #[prost(enumeration = "NotReadyReason", tag = "17")]
+    pub not_ready_reason: i32,
+    /// Bytes that mlx holds: weights, keys and values, cached prefixes, the work in hand. 0 while there is no model.
+    #[prost(uint64, tag = "18")]
+    pub memory_bytes: u64,
+    /// Bytes of the machine's memory that are left for the process, within its container's limit. 0 while there is no model.
+    #[prost(uint64, tag = "19")]
+    pub free_memory_bytes: u64,
 }
 /// Asks to forget cached prefixes.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1726,7 +1735,8 @@ pub struct ClearPrefixCacheResponse {
 /// Asks to stop taking new work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
-    /// How long what runs may go on before it is aborted. Default: until it ends.
+    /// How long what runs may go on before it is aborted. Default: until it ends. Durable generations that nobody reads are
+    /// given up at once, in either case: what they have is on disk, and they can be resumed.
     #[prost(message, optional, tag = "1")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
 }
@@ -1736,7 +1746,7 @@ pub struct DrainResponse {
     /// Generations that ended by themselves.
     #[prost(uint32, tag = "1")]
     pub finished_generations: u32,
-    /// Generations that were aborted.
+    /// Generations that were aborted, durable ones that were given up included.
     #[prost(uint32, tag = "2")]
     pub aborted_generations: u32,
 }
@@ -1818,6 +1828,59 @@ impl GenerationPhase {
             "GENERATION_PHASE_PREFILLING" => Some(Self::Prefilling),
             "GENERATION_PHASE_DECODING" => Some(Self::Decoding),
             "GENERATION_PHASE_DETACHED" => Some(Self::Detached),
+            _ => None,
+        }
+    }
+}
+/// Why a server wants no new work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum NotReadyReason {
+    /// Unset: it does.
+    Unspecified = 0,
+    /// Its first model is not warm yet.
+    Loading = 1,
+    /// No model is loaded.
+    NoModel = 2,
+    /// A step takes longer than it may.
+    Stalled = 3,
+    /// No request fits into memory, or next to nothing has been left of it for a while.
+    OutOfMemory = 4,
+    /// It was told to drain.
+    Draining = 5,
+    /// The engine has died.
+    Failed = 6,
+    /// The process is about to end.
+    Stopping = 7,
+}
+impl NotReadyReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "NOT_READY_REASON_UNSPECIFIED",
+            Self::Loading => "NOT_READY_REASON_LOADING",
+            Self::NoModel => "NOT_READY_REASON_NO_MODEL",
+            Self::Stalled => "NOT_READY_REASON_STALLED",
+            Self::OutOfMemory => "NOT_READY_REASON_OUT_OF_MEMORY",
+            Self::Draining => "NOT_READY_REASON_DRAINING",
+            Self::Failed => "NOT_READY_REASON_FAILED",
+            Self::Stopping => "NOT_READY_REASON_STOPPING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "NOT_READY_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "NOT_READY_REASON_LOADING" => Some(Self::Loading),
+            "NOT_READY_REASON_NO_MODEL" => Some(Self::NoModel),
+            "NOT_READY_REASON_STALLED" => Some(Self::Stalled),
+            "NOT_READY_REASON_OUT_OF_MEMORY" => Some(Self::OutOfMemory),
+            "NOT_READY_REASON_DRAINING" => Some(Self::Draining),
+            "NOT_READY_REASON_FAILED" => Some(Self::Failed),
+            "NOT_READY_REASON_STOPPING" => Some(Self::Stopping),
             _ => None,
         }
     }

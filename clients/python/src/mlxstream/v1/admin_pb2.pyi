@@ -27,6 +27,17 @@ class GenerationPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GENERATION_PHASE_PREFILLING: _ClassVar[GenerationPhase]
     GENERATION_PHASE_DECODING: _ClassVar[GenerationPhase]
     GENERATION_PHASE_DETACHED: _ClassVar[GenerationPhase]
+
+class NotReadyReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOT_READY_REASON_UNSPECIFIED: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_LOADING: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_NO_MODEL: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_STALLED: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_OUT_OF_MEMORY: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_DRAINING: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_FAILED: _ClassVar[NotReadyReason]
+    NOT_READY_REASON_STOPPING: _ClassVar[NotReadyReason]
 LOAD_PHASE_UNSPECIFIED: LoadPhase
 LOAD_PHASE_FETCHING: LoadPhase
 LOAD_PHASE_VALIDATING: LoadPhase
@@ -37,6 +48,14 @@ GENERATION_PHASE_QUEUED: GenerationPhase
 GENERATION_PHASE_PREFILLING: GenerationPhase
 GENERATION_PHASE_DECODING: GenerationPhase
 GENERATION_PHASE_DETACHED: GenerationPhase
+NOT_READY_REASON_UNSPECIFIED: NotReadyReason
+NOT_READY_REASON_LOADING: NotReadyReason
+NOT_READY_REASON_NO_MODEL: NotReadyReason
+NOT_READY_REASON_STALLED: NotReadyReason
+NOT_READY_REASON_OUT_OF_MEMORY: NotReadyReason
+NOT_READY_REASON_DRAINING: NotReadyReason
+NOT_READY_REASON_FAILED: NotReadyReason
+NOT_READY_REASON_STOPPING: NotReadyReason
 
 class LoadModelRequest(_message.Message):
     __slots__ = ("model",)
@@ -185,7 +204,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running", "queued", "queue_limit", "kv_utilization", "prefix_cache_bytes", "decode_tps", "step_age", "draining", "model", "max_rows", "kv_bytes", "kv_limit_bytes", "prefix_cache_limit_bytes", "prefill_tps", "generated_tokens", "prefilled_tokens")
+    __slots__ = ("running", "queued", "queue_limit", "kv_utilization", "prefix_cache_bytes", "decode_tps", "step_age", "draining", "model", "max_rows", "kv_bytes", "kv_limit_bytes", "prefix_cache_limit_bytes", "prefill_tps", "generated_tokens", "prefilled_tokens", "not_ready_reason", "memory_bytes", "free_memory_bytes")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     QUEUE_LIMIT_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +221,9 @@ class GetLoadResponse(_message.Message):
     PREFILL_TPS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NOT_READY_REASON_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     running: int
     queued: int
     queue_limit: int
@@ -218,7 +240,10 @@ class GetLoadResponse(_message.Message):
     prefill_tps: float
     generated_tokens: int
     prefilled_tokens: int
-    def __init__(self, running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., kv_utilization: _Optional[float] = ..., prefix_cache_bytes: _Optional[int] = ..., decode_tps: _Optional[float] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., model: _Optional[str] = ..., max_rows: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_limit_bytes: _Optional[int] = ..., prefix_cache_limit_bytes: _Optional[int] = ..., prefill_tps: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ...) -> None: ...
+    not_ready_reason: NotReadyReason
+    memory_bytes: int
+    free_memory_bytes: int
+    def __init__(self, running: _Optional[int] = ..., queued: _Optional[int] = ..., queue_limit: _Optional[int] = ..., kv_utilization: _Optional[float] = ..., prefix_cache_bytes: _Optional[int] = ..., decode_tps: _Optional[float] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., draining: bool = ..., model: _Optional[str] = ..., max_rows: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., kv_limit_bytes: _Optional[int] = ..., prefix_cache_limit_bytes: _Optional[int] = ..., prefill_tps: _Optional[float] = ..., generated_tokens: _Optional[int] = ..., prefilled_tokens: _Optional[int] = ..., not_ready_reason: _Optional[_Union[NotReadyReason, str]] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class ClearPrefixCacheRequest(_message.Message):
     __slots__ = ("model", "salt")
