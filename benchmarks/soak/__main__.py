@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from benchmarks.soak.callers import Callers
-from benchmarks.soak.watching import Look, look, slope_per_minute
+from benchmarks.soak.watching import Look, files_by_kind, look, slope_per_minute
 from mlxstream.v1 import model_pb2, model_pb2_grpc
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -65,13 +65,14 @@ async def soak(arguments: argparse.Namespace) -> dict[str, Any]:
                 vocabulary=await _vocabulary(target),
             )
             await callers.learn()
-            rest = look(metrics_url, 0.0)
+            rest, files = look(metrics_url, 0.0), [files_by_kind(server.pid)]
             looks = await _under_load(arguments, callers, metrics_url)
             after = await _at_rest(metrics_url, rest)
+            files.append(files_by_kind(server.pid))
         finally:
             server.send_signal(signal.SIGTERM)
             status = await asyncio.wait_for(server.wait(), 30)
-    return _document(arguments, callers, rest, looks, after, status)
+    return _document(arguments, callers, rest, looks, after, status, files)
 
 
 async def _start(arguments: argparse.Namespace, state: Path) -> tuple[asyncio.subprocess.Process, str, str]:
@@ -119,7 +120,13 @@ async def _vocabulary(target: str) -> int:
 
 
 def _document(
-    arguments: argparse.Namespace, callers: Callers, rest: Look, looks: list[Look], after: Look, status: int
+    arguments: argparse.Namespace,
+    callers: Callers,
+    rest: Look,
+    looks: list[Look],
+    after: Look,
+    status: int,
+    files: list[dict[str, int]],
 ) -> dict[str, Any]:
     tally, slope = callers.tally, slope_per_minute(looks)
     return {
@@ -140,6 +147,7 @@ def _document(
             "gained_per_minute": round(slope / 1e6, 3),
         },
         "open_files": [rest.open_files, after.open_files],
+        "open_files_by_kind": files,
         "loop_tasks": [rest.loop_tasks, after.loop_tasks],
         "rows_left": after.running + after.waiting,
         "goals": {

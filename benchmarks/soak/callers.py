@@ -19,7 +19,7 @@ SEEDS = 12
 # How callers behave, and how often each way is taken.
 WEIGHTS = {
     "whole": 6, "unary": 2, "cancel": 3, "cancel_at_once": 2, "deadline": 2, "partial": 1, "disconnect": 2, "slow": 1,
-    "abort": 1, "bad": 1, "text": 1,
+    "abort": 1, "bad": 1, "text": 1, "reconnect": 2,
 }  # fmt: skip
 EXPECTED = {
     grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -147,6 +147,32 @@ class Callers:
         call = self._stream(channel, seed)
         await self._read(call, choice.randrange(1, 5))
         await channel.close()
+
+    async def _reconnect(self, channel: grpc.aio.Channel, seed: int, choice: random.Random) -> None:
+        asked = request(seed, **self._sizes)
+        asked.delivery.durable = True
+        ids: list[int] = []
+        call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(asked)
+        point = await self._read_on(call, ids, choice.randrange(1, 10))
+        call.cancel()
+        async with self._channel() as another:
+            await self._read_on(generation_pb2_grpc.GenerationServiceStub(another).Resume(point), ids)
+        self._compare(seed, ids, whole=True)
+
+    async def _read_on(
+        self, call: AsyncIterable[generation_pb2.GenerateResponse], ids: list[int], most: int | None = None
+    ) -> generation_pb2.ResumeRequest:
+        """Add what comes to `ids`, until there are `most` or the end has come; returns where to go on."""
+        point, before = generation_pb2.ResumeRequest(), len(ids)
+        async for response in call:
+            point.after_sequence = response.sequence
+            if response.HasField("started"):
+                point.generation_id = response.started.generation_id
+            ids += [token.token for token in response.chunk.tokens]
+            if most is not None and len(ids) >= most:
+                break
+        self.tally.tokens += len(ids) - before
+        return point
 
     async def _slow(self, channel: grpc.aio.Channel, seed: int, choice: random.Random) -> None:
         call, ids = self._stream(channel, seed), []

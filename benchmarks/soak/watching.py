@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import urllib.request
+from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? ([-+0-9.eE]+)$", re.M)
 
@@ -39,6 +42,17 @@ def look(metrics_url: str, seconds: float) -> Look:
         waiting=int(found["mlx_stream_num_requests_waiting"]),
         generated_tokens=int(found["mlx_stream_generation_tokens_total"]),
     )
+
+
+def files_by_kind(pid: int) -> dict[str, int]:
+    """How many files of each kind a process of Linux has open: sockets, eventfds, files; nothing elsewhere."""
+    folder, kinds = Path(f"/proc/{pid}/fd"), Counter[str]()
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        with contextlib.suppress(OSError):
+            target = str(entry.readlink())
+            anonymous = re.match(r"(?:anon_inode:)?\[?(\w+)", target)
+            kinds["file" if target.startswith("/") or anonymous is None else anonymous[1]] += 1
+    return dict(kinds)
 
 
 def slope_per_minute(looks: list[Look]) -> float:

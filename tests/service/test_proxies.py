@@ -1,6 +1,6 @@
-"""Behind nginx and HAProxy, as `deploy/proxies` configures them: streams stay live, and ends mean what they meant.
+"""Behind nginx, HAProxy and Envoy, as `deploy` configures them: streams stay live, and ends mean what they meant.
 
-Skipped where neither is installed. The proxies' idle limit is cut to a second, so that heartbeats have to beat it.
+Each is skipped where it is not installed. Their idle limit is cut to a second, so that heartbeats have to beat it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,12 +26,31 @@ from mlxstream.v1 import delivery_pb2, generation_pb2_grpc, result_pb2
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import CLIENT_OPTIONS, Serving, read_all, reason_of, serve, text_request, violated_fields
 
-FILES = Path(__file__).resolve().parents[2] / "deploy" / "proxies"
-SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
+FILES = Path(__file__).resolve().parents[2] / "deploy"
+SEARCH_PATH = os.pathsep.join(
+    (str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")
+)
 START_SECONDS = 10
 COMMANDS = {
-    "nginx": ("nginx.conf", ("-p", "{folder}", "-c", "{file}", "-g", "daemon off; master_process off; pid nginx.pid;")),
-    "haproxy": ("haproxy.cfg", ("-db", "-f", "{file}")),
+    "nginx": (
+        "proxies/nginx.conf",
+        ("-p", "{folder}", "-c", "{file}", "-g", "daemon off; master_process off; pid nginx.pid;"),
+    ),
+    "haproxy": ("proxies/haproxy.cfg", ("-db", "-f", "{file}")),
+    "envoy": ("envoy/envoy.yaml", ("-c", "{file}", "--concurrency", "1", "-l", "error", "--disable-hot-restart")),
+}
+# What a test must change in the shipped files: addresses, and the idle limit.
+ADDRESSES = {
+    "nginx": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "1s")),
+    "haproxy": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "1s")),
+    "envoy": (
+        ("port_value: 50051", "port_value: {upstream}"),
+        ("port_value: 50052", "port_value: {second}"),
+        ("port_value: 50050", "port_value: {port}"),
+        ("port_value: 9901", "port_value: 0"),
+        ("interval: 2s", "interval: 0.2s"),
+        ("stream_idle_timeout: 300s", "stream_idle_timeout: 1s"),
+    ),
 }
 
 
@@ -40,20 +60,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def port_of(serving: Serving) -> int:
+    return int(str(serving.address).rpartition(":")[2])
+
+
 def nginx_scratch(folder: Path) -> str:
     """Folders that nginx makes at its start, where this user may make them."""
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     return " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in kinds)
 
 
-def configured(name: str, folder: Path, *, port: int, upstream: str) -> list[str]:
-    """The command that runs the proxy with the shipped configuration, but for addresses and the idle limit."""
+def configured(name: str, folder: Path, *, port: int, upstream: int, second: int | None = None) -> list[str]:
+    """The command that runs the proxy with the shipped configuration, but for addresses and the idle limit.
+
+    Where the configuration knows a `second` replica, there is none unless it is given.
+    """
     file_name, arguments = COMMANDS[name]
     text = (FILES / file_name).read_text()
-    for shipped, ours in (("127.0.0.1:50051", upstream), ("127.0.0.1:50050", f"127.0.0.1:{port}"), ("600s", "1s")):
-        assert shipped in text
-        text = text.replace(shipped, ours)
-    file = folder / file_name
+    ports = {"port": port, "upstream": upstream, "second": free_port() if second is None else second}
+    for shipped, ours in ADDRESSES[name]:
+        assert shipped in text, shipped
+        text = text.replace(shipped, ours.format(**ports))
+    file = folder / Path(file_name).name
     file.write_text(text.replace("http {", f"http {{ {nginx_scratch(folder)}"))
     command = shutil.which(name, path=SEARCH_PATH)
     assert command is not None
@@ -78,7 +106,8 @@ async def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if shutil.which(name, path=SEARCH_PATH) is None:
         pytest.skip(f"{name} is not installed")
     async with serve(FakeEngine()) as running:
-        command = configured(name, tmp_path, port=port, upstream=str(running.address))
+        running.health.report(None)  # Envoy asks
+        command = configured(name, tmp_path, port=port, upstream=port_of(running))
         process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE)  # noqa: ASYNC220 - starts at once
         try:
             await until_open(port, process)
