@@ -59,7 +59,7 @@ test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files o
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(TESTS)
 
-# A language whose tools are absent is left out with a word; CI=1 makes that a failure.
+# A language whose tools are absent is left out with a word, which CI=1 makes a failure; what does not build always is one.
 conformance: $(VENV)/run $(VENV)/test $(VENV)/check ## play the same cases with the clients of all languages, and write docs/conformance.md
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m clients.conformance.runner $(if $(CI),--strict)
 

@@ -60,28 +60,29 @@ func (c *Client) Stream(ctx context.Context, request Request) *Stream {
 	if request.Delivery.GetDurable() && message.RequestId == "" {
 		message.RequestId = rand.Text() // tells the server a repetition from a twin
 	}
-	return newStream(ctx, c, request.Delivery.GetDurable(), true, func(ctx context.Context) (eventSource, error) {
-		return c.generations.Generate(ctx, message)
-	})
+	open := func(ctx context.Context) (eventSource, error) { return c.generations.Generate(ctx, message) }
+	return &Stream{client: c, durable: request.Delivery.GetDurable(), open: open, parent: ctx, requestID: message.RequestId}
 }
 
 // Resume continues a durable generation after the message with this sequence number; 0 repeats all of it.
 func (c *Client) Resume(ctx context.Context, generationID string, afterSequence uint64) *Stream {
-	return newStream(ctx, c, true, afterSequence == 0, func(ctx context.Context) (eventSource, error) {
-		c.settle(ctx, generationID)
+	open := func(ctx context.Context) (eventSource, error) {
 		return c.generations.Resume(ctx, &v1.ResumeRequest{GenerationId: generationID, AfterSequence: afterSequence})
-	})
+	}
+	return &Stream{
+		client: c, durable: true, open: open, parent: ctx,
+		generationID: generationID, first: afterSequence, sequence: afterSequence,
+	}
 }
 
 // Abort ends a generation by the request id that its caller gave it. One that does not run (any more) is not an error.
 func (c *Client) Abort(ctx context.Context, requestID string) (*v1.AbortResponse, error) {
-	return c.generations.Abort(ctx, &v1.AbortRequest{Target: &v1.AbortRequest_RequestId{RequestId: requestID}})
+	return c.generations.Abort(ctx, abortRequest("", requestID))
 }
 
 // AbortGeneration ends a generation by the server's id of it, which [Stream.Started] tells.
 func (c *Client) AbortGeneration(ctx context.Context, generationID string) (*v1.AbortResponse, error) {
-	target := &v1.AbortRequest_GenerationId{GenerationId: generationID}
-	return c.generations.Abort(ctx, &v1.AbortRequest{Target: target})
+	return c.generations.Abort(ctx, abortRequest(generationID, ""))
 }
 
 // Model tells what is known about a model; "" means the served one.

@@ -128,7 +128,7 @@ type Client struct {
 	models      v1.ModelServiceClient
 	admin       v1.AdminServiceClient
 	health      healthv1.HealthClient
-	leaving     sync.Map // of generations that are being left, by id: a channel that is closed when that is done
+	durable     sync.Map // of durable streams under way, and of those that were left, until the server was told: a parting
 }
 
 // Connect describes a connection: "HOST:PORT", "unix:PATH", several "HOST:PORT" joined by commas, or another target that
@@ -156,9 +156,6 @@ func Connect(target string, options ...Option) (*Client, error) {
 	client.health = healthv1.NewHealthClient(stubs)
 	return client, nil
 }
-
-// Close closes the connection and ends every generation that still runs on it.
-func (c *Client) Close() error { return c.conn.Close() }
 
 // Generations gives the stubs of the service that generates.
 func (c *Client) Generations() v1.GenerationServiceClient { return c.generations }

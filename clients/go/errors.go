@@ -11,8 +11,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Kind sorts errors by what a caller would do about them.
+// Kind sorts errors by what a caller would do about them. It is an error itself, to compare with:
+// errors.Is(err, mlxstream.Overloaded).
 type Kind string
+
+func (k Kind) Error() string { return "mlxstream: " + string(k) }
 
 // The kinds of errors.
 const (
@@ -31,25 +34,6 @@ const (
 	DataLoss           Kind = "data_loss"           // stored data is damaged
 	StreamCut          Kind = "stream_cut"          // the stream ended without its last event
 	Server             Kind = "server"              // the server's fault; Metadata holds a correlation id
-)
-
-// Errors to compare with: errors.Is(err, mlxstream.ErrOverloaded).
-var (
-	ErrInvalidRequest     = &Error{Kind: InvalidRequest}
-	ErrPromptTooLong      = &Error{Kind: PromptTooLong}
-	ErrOutOfRange         = &Error{Kind: OutOfRange}
-	ErrNotFound           = &Error{Kind: NotFound}
-	ErrAlreadyExists      = &Error{Kind: AlreadyExists}
-	ErrFailedPrecondition = &Error{Kind: FailedPrecondition}
-	ErrOverloaded         = &Error{Kind: Overloaded}
-	ErrUnavailable        = &Error{Kind: Unavailable}
-	ErrUnsupported        = &Error{Kind: Unsupported}
-	ErrAuthentication     = &Error{Kind: Authentication}
-	ErrDeadlineExceeded   = &Error{Kind: DeadlineExceeded}
-	ErrCancelled          = &Error{Kind: Cancelled}
-	ErrDataLoss           = &Error{Kind: DataLoss}
-	ErrStreamCut          = &Error{Kind: StreamCut}
-	ErrServer             = &Error{Kind: Server}
 )
 
 // Violation is one bad field of a request: its path in the schema, and what is wrong with it.
@@ -82,7 +66,7 @@ func (e *Error) Error() string { return "mlxstream: " + e.Message }
 // Unwrap gives what gRPC has said.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is compares kinds, and takes the errors of contexts for what they are.
+// Is compares with kinds, and takes the errors of contexts for what they are.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case context.DeadlineExceeded:
@@ -90,8 +74,7 @@ func (e *Error) Is(target error) bool {
 	case context.Canceled:
 		return e.Kind == Cancelled
 	}
-	other, ok := target.(*Error)
-	return ok && other.Kind == e.Kind && other.Reason == "" && other.Message == ""
+	return target == e.Kind
 }
 
 var kindByCode = map[codes.Code]Kind{

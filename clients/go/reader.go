@@ -13,8 +13,6 @@ import (
 const (
 	firstBackoff = 100 * time.Millisecond
 	mostBackoff  = 2 * time.Second
-	// How long telling the server of a durable stream that was left may take.
-	farewell = 2 * time.Second
 )
 
 // reader reads one generation through as many calls as it takes. A durable one is resumed where it was cut off, until
@@ -47,7 +45,7 @@ func (r *reader) next() (*v1.GenerateResponse, error) {
 				return event, nil
 			}
 		case r.mayResume(err):
-			if !r.pause() {
+			if !r.pause(asError(errorOf(err)).RetryAfter) {
 				return nil, r.ctx.Err()
 			}
 			r.call, r.held = nil, nil
@@ -74,15 +72,19 @@ func (r *reader) receive() (*v1.GenerateResponse, error) {
 }
 
 func (r *reader) open() (eventSource, error) {
-	started, sequence := r.stream.Started(), r.stream.Sequence()
+	client, started, sequence := r.stream.client, r.stream.Started(), r.stream.Sequence()
+	client.settle(r.ctx, r.stream)
+	if r.stream.durable && r.ctx.Err() == nil {
+		client.durable.LoadOrStore(r.stream, stillRead)
+	}
+	if sequence == r.stream.first {
+		r.place = 0
+	}
 	if started == nil {
 		return r.stream.open(r.ctx)
 	}
-	if sequence == 0 {
-		r.place = 0
-	}
 	request := &v1.ResumeRequest{GenerationId: started.GetGenerationId(), AfterSequence: sequence}
-	return r.stream.client.generations.Resume(r.ctx, request)
+	return client.generations.Resume(r.ctx, request)
 }
 
 // news gives what is new of an event; nil if nothing is.
@@ -125,48 +127,26 @@ func (r *reader) mayResume(err error) bool {
 	}
 	failure := asError(errorOf(err))
 	isLost := failure.Reason == "RESUME_POINT_GONE" || failure.Reason == "CHECKPOINT_DAMAGED"
-	if isLost && r.stream.Sequence() > 0 && r.stream.whole {
-		r.stream.read(0) // the server has lost the end of its log, and says everything again
+	if isLost && r.stream.Sequence() != r.stream.first {
+		r.stream.read(r.stream.first) // the server has lost the end of its log, and says everything again
 		return true
 	}
-	return failure.Code == codes.Unavailable || failure.Kind == StreamCut ||
-		failure.Kind == Overloaded && failure.RetryAfter > 0
+	switch failure.Kind {
+	case Unavailable, StreamCut:
+		return true
+	case Overloaded:
+		return failure.RetryAfter > 0
+	}
+	return failure.Reason == "" && (failure.Code == codes.Internal || failure.Code == codes.Unknown)
 }
 
-// pause waits longer from try to try; false if the call has ended meanwhile.
-func (r *reader) pause() bool {
+// pause waits longer from try to try, and never shorter than the server asks for; false if the call has ended meanwhile.
+func (r *reader) pause(atLeast time.Duration) bool {
 	r.backoff = min(max(2*r.backoff, firstBackoff), mostBackoff)
 	select {
 	case <-r.ctx.Done():
 		return false
-	case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(r.backoff))):
+	case <-time.After(max(atLeast, time.Duration((0.5+rand.Float64()/2)*float64(r.backoff)))):
 		return true
-	}
-}
-
-// leave tells the server of a durable generation that nobody reads any more: it would wait for somebody to come back.
-func (r *reader) leave() {
-	started := r.stream.Started()
-	if !r.stream.durable || started == nil || r.stream.Finished() != nil || r.failure != nil {
-		return
-	}
-	client, id, said := r.stream.client, started.GetGenerationId(), make(chan struct{})
-	client.leaving.Store(id, said)
-	go func() {
-		defer close(said)
-		defer client.leaving.CompareAndDelete(id, said)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), farewell)
-		defer cancel()
-		_, _ = client.AbortGeneration(ctx, id)
-	}()
-}
-
-// settle waits until a generation that is being left has been: the farewell would end whoever resumes it.
-func (c *Client) settle(ctx context.Context, generationID string) {
-	if said, is := c.leaving.Load(generationID); is {
-		select {
-		case <-said.(chan struct{}):
-		case <-ctx.Done():
-		}
 	}
 }

@@ -28,21 +28,27 @@ type Request struct {
 }
 
 // Prompt is what a generation continues.
-type Prompt interface {
-	fill(stream *v1.GenerateRequest, unary *v1.CompleteRequest)
+type Prompt struct {
+	holder *v1.GenerateRequest // of which only the prompt is set
 }
 
 // Text is a prompt of raw text.
-func Text(text string) Prompt { return textPrompt{&v1.TextPrompt{Text: text}} }
+func Text(text string) Prompt {
+	return Prompt{&v1.GenerateRequest{Prompt: &v1.GenerateRequest_Text{Text: &v1.TextPrompt{Text: text}}}}
+}
 
 // Tokens is a prompt of token ids, used exactly as they are.
-func Tokens(ids ...uint32) Prompt { return tokenPrompt{&v1.TokenPrompt{Ids: ids}} }
+func Tokens(ids ...uint32) Prompt {
+	return Prompt{&v1.GenerateRequest{Prompt: &v1.GenerateRequest_Tokens{Tokens: &v1.TokenPrompt{Ids: ids}}}}
+}
 
 // Chat is a conversation for the model's chat template, oldest turn first.
 func Chat(messages ...*v1.ChatMessage) Prompt { return ChatPrompt(&v1.ChatPrompt{Messages: messages}) }
 
 // ChatPrompt is a conversation with settings of its own, such as tools.
-func ChatPrompt(prompt *v1.ChatPrompt) Prompt { return chatPrompt{prompt} }
+func ChatPrompt(prompt *v1.ChatPrompt) Prompt {
+	return Prompt{&v1.GenerateRequest{Prompt: &v1.GenerateRequest_Chat{Chat: prompt}}}
+}
 
 // User is a turn of the user.
 func User(text string) *v1.ChatMessage { return Message("user", text) }
@@ -59,38 +65,30 @@ func Message(role, text string) *v1.ChatMessage {
 	return &v1.ChatMessage{Role: role, Content: []*v1.ContentPart{part}}
 }
 
-type textPrompt struct{ message *v1.TextPrompt }
-type tokenPrompt struct{ message *v1.TokenPrompt }
-type chatPrompt struct{ message *v1.ChatPrompt }
-
-func (p textPrompt) fill(stream *v1.GenerateRequest, unary *v1.CompleteRequest) {
-	stream.Prompt, unary.Prompt = &v1.GenerateRequest_Text{Text: p.message}, &v1.CompleteRequest_Text{Text: p.message}
-}
-
-func (p tokenPrompt) fill(stream *v1.GenerateRequest, unary *v1.CompleteRequest) {
-	stream.Prompt = &v1.GenerateRequest_Tokens{Tokens: p.message}
-	unary.Prompt = &v1.CompleteRequest_Tokens{Tokens: p.message}
-}
-
-func (p chatPrompt) fill(stream *v1.GenerateRequest, unary *v1.CompleteRequest) {
-	stream.Prompt, unary.Prompt = &v1.GenerateRequest_Chat{Chat: p.message}, &v1.CompleteRequest_Chat{Chat: p.message}
-}
-
-func (r Request) messages() (*v1.GenerateRequest, *v1.CompleteRequest) {
-	stream := &v1.GenerateRequest{RequestId: r.RequestID, Model: r.Model, Options: r.Options, Delivery: r.Delivery}
-	unary := &v1.CompleteRequest{RequestId: r.RequestID, Model: r.Model, Options: r.Options, Delivery: r.Delivery}
-	if r.Prompt != nil { // the server names it as missing
-		r.Prompt.fill(stream, unary)
-	}
-	return stream, unary
-}
-
 func (r Request) generate() *v1.GenerateRequest {
-	message, _ := r.messages()
-	return message
+	return &v1.GenerateRequest{
+		RequestId: r.RequestID, Model: r.Model, Options: r.Options, Delivery: r.Delivery, Prompt: r.Prompt.holder.GetPrompt(),
+	}
 }
 
+// complete is the request of the unary call: its fields are those of the streaming one.
 func (r Request) complete() *v1.CompleteRequest {
-	_, message := r.messages()
-	return message
+	request := &v1.CompleteRequest{RequestId: r.RequestID, Model: r.Model, Options: r.Options, Delivery: r.Delivery}
+	switch prompt := r.Prompt.holder.GetPrompt().(type) {
+	case *v1.GenerateRequest_Text:
+		request.Prompt = &v1.CompleteRequest_Text{Text: prompt.Text}
+	case *v1.GenerateRequest_Tokens:
+		request.Prompt = &v1.CompleteRequest_Tokens{Tokens: prompt.Tokens}
+	case *v1.GenerateRequest_Chat:
+		request.Prompt = &v1.CompleteRequest_Chat{Chat: prompt.Chat}
+	}
+	return request
+}
+
+// abortRequest names a generation by the server's id, or where that is not known by the caller's.
+func abortRequest(generationID, requestID string) *v1.AbortRequest {
+	if generationID != "" {
+		return &v1.AbortRequest{Target: &v1.AbortRequest_GenerationId{GenerationId: generationID}}
+	}
+	return &v1.AbortRequest{Target: &v1.AbortRequest_RequestId{RequestId: requestID}}
 }

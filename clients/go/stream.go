@@ -22,23 +22,20 @@ var errReadTwice = errors.New("mlxstream: a stream is read once")
 type Stream struct {
 	client  *Client
 	durable bool
-	whole   bool // it began with the first event
+	first   uint64 // number of the message after which it began
 	open    func(context.Context) (eventSource, error)
 	parent  context.Context
 
-	mu        sync.Mutex
-	cancel    context.CancelFunc
-	started   *v1.Started
-	finished  *v1.Finished
-	generated uint32
-	sequence  uint64
-	left      bool
-}
+	requestID string
 
-func newStream(
-	ctx context.Context, client *Client, durable, whole bool, open func(context.Context) (eventSource, error),
-) *Stream {
-	return &Stream{client: client, durable: durable, whole: whole, open: open, parent: ctx}
+	mu           sync.Mutex
+	cancel       context.CancelFunc
+	generationID string
+	started      *v1.Started
+	finished     *v1.Finished
+	generated    uint32
+	sequence     uint64
+	left         bool
 }
 
 // Text gives the text, piece by piece: joined, they are the completion. Leaving the loop ends the generation.
@@ -62,8 +59,11 @@ func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
 			yield(nil, errReadTwice)
 			return
 		}
+		if s.durable {
+			context.AfterFunc(ctx, func() { s.client.part(s) }) // at once, also while the loop is busy with an event
+			defer s.client.part(s)
+		}
 		reader := &reader{stream: s, ctx: ctx}
-		defer reader.leave()
 		for {
 			event, err := reader.next()
 			switch {
@@ -74,7 +74,11 @@ func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
 			case errors.Is(err, io.EOF) && s.Finished() != nil, s.wasLeft():
 				return
 			default:
-				yield(nil, errorOf(err))
+				err = errorOf(err)
+				if ctx.Err() == nil && !errors.Is(err, DeadlineExceeded) {
+					s.client.durable.CompareAndDelete(s, stillRead) // it may be somebody else's by now
+				}
+				yield(nil, err)
 				return
 			}
 		}
@@ -161,8 +165,10 @@ func (s *Stream) remember(event *v1.GenerateResponse) {
 	switch {
 	case event.GetStarted() != nil:
 		s.started = event.GetStarted()
-	case event.GetChunk() != nil:
-		s.generated += uint32(len(event.GetChunk().GetTokens()))
+		s.generationID = s.started.GetGenerationId()
+	case len(event.GetChunk().GetTokens()) > 0:
+		tokens := event.GetChunk().GetTokens()
+		s.generated = tokens[len(tokens)-1].GetIndex() + 1
 	case event.GetFinished() != nil:
 		s.finished = event.GetFinished()
 	}
@@ -172,4 +178,11 @@ func (s *Stream) read(sequence uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sequence = sequence
+}
+
+// target is what the server knows the generation by.
+func (s *Stream) target() *v1.AbortRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return abortRequest(s.generationID, s.requestID)
 }

@@ -26,12 +26,13 @@ HERE = ROOT / "clients/conformance"
 BUILD = ROOT / "build/conformance"
 REFERENCE = "python"
 BUILD_SECONDS = 900
+SHOWN_LINES = 30
 SIDE_BY_SIDE = 2
 Case = Mapping[str, Any]
 
 
 def main() -> int:
-    """Run; the status is 0 when nothing failed that was not expected to."""
+    """Run; the status is 0 when every language was built whose tools are here, and nothing failed unexpectedly."""
     arguments = _arguments()
     document = json.loads((HERE / "cases.json").read_text(encoding="utf-8"))
     cases = [case for case in document["cases"] if not arguments.cases or case["name"] in arguments.cases]
@@ -39,12 +40,12 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     run = Run(cases, document["servers"])
     asyncio.run(run.play(languages, with_tools=not arguments.no_tools))
-    verdicts, tools, skipped = run.verdicts, run.tools, skipped + run.skipped
+    verdicts, tools = run.verdicts, run.tools
     _expect_failures(verdicts)
-    notes = [f"Not run: {reason}." for reason in skipped] + [_told(tool) for tool in tools]
+    notes = [f"Not run: {reason}." for reason in skipped + run.broken] + [_told(tool) for tool in tools]
     if not arguments.cases and not arguments.languages:
         write_table(ROOT / "docs/conformance.md", cases, verdicts, notes)
-    return _report(verdicts, tools, skipped, strict=arguments.strict)
+    return _report(verdicts, tools, broken=run.broken, skipped=skipped, strict=arguments.strict)
 
 
 def _arguments() -> argparse.Namespace:
@@ -52,7 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--languages", nargs="*", help="play with these only")
     parser.add_argument("--cases", nargs="*", help="play these only")
     parser.add_argument("--no-tools", action="store_true", help="leave grpcurl, grpc_health_probe and ghz out")
-    parser.add_argument("--strict", action="store_true", help="a language that cannot be played is a failure")
+    parser.add_argument("--strict", action="store_true", help="a language whose tools are not here is a failure too")
     return parser.parse_args()
 
 
@@ -83,7 +84,7 @@ class Run:
         self._turn = asyncio.Semaphore(SIDE_BY_SIDE)
         self.verdicts: dict[str, dict[str, Verdict]] = {}
         self.tools: list[ToolReport] = []
-        self.skipped: list[str] = []
+        self.broken: list[str] = []
 
     async def play(self, languages: Sequence[str], *, with_tools: bool) -> None:
         """Build and play `languages`, compare what they told, and let tools that are not ours have their turn."""
@@ -96,7 +97,7 @@ class Run:
             async with asyncio.TaskGroup() as playing:
                 for language in languages:
                     if problem := await asyncio.to_thread(_build, language):
-                        self.skipped.append(f"{language}: does not build: {problem}")
+                        self.broken.append(f"{language}: does not build: {problem}")
                     else:
                         playing.create_task(self._play_language(language, stage))
             order = [language for language in languages if language in self.verdicts]
@@ -143,19 +144,23 @@ async def _no_tools() -> dict[str, Path | str]:
 
 
 def _build(language: str) -> str:
-    """Build a program; returns what went wrong."""
+    """Build a program; returns what went wrong, and shows the end of what was said."""
     script, started = ROOT / f"clients/{language}/conformance/build.sh", time.monotonic()
     if not script.exists():
         return ""
-    with (BUILD / f"{language}-build.log").open("wb") as log:
+    path, problem = BUILD / f"{language}-build.log", ""
+    with path.open("wb") as log:
         try:
-            done = subprocess.run(
-                ["sh", str(script)], cwd=ROOT, stdout=log, stderr=log, check=False, timeout=BUILD_SECONDS
-            )
+            subprocess.run(["sh", str(script)], cwd=ROOT, stdout=log, stderr=log, check=True, timeout=BUILD_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"took more than {BUILD_SECONDS} s"
-    _say(f"built {language} in {time.monotonic() - started:.0f} s")
-    return f"see build/conformance/{language}-build.log" if done.returncode else ""
+            problem = f"took more than {BUILD_SECONDS} s"
+        except subprocess.CalledProcessError as error:
+            problem = f"status {error.returncode}, see {path.relative_to(ROOT)}"
+    if problem:
+        _say("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:]))
+    else:
+        _say(f"built {language} in {time.monotonic() - started:.0f} s")
+    return problem
 
 
 async def _program(language: str) -> Program:
@@ -199,9 +204,14 @@ def _expect_failures(verdicts: Mapping[str, dict[str, Verdict]]) -> None:
 
 
 def _report(
-    verdicts: Mapping[str, Mapping[str, Verdict]], tools: Sequence[ToolReport], skipped: Sequence[str], *, strict: bool
+    verdicts: Mapping[str, Mapping[str, Verdict]],
+    tools: Sequence[ToolReport],
+    *,
+    broken: Sequence[str],
+    skipped: Sequence[str],
+    strict: bool,
 ) -> int:
-    failed = 0
+    failed = len(broken)
     for language, by_case in verdicts.items():
         for case, verdict in by_case.items():
             if verdict.outcome == "failed":
@@ -209,6 +219,8 @@ def _report(
                 _say(f"✗ {language} {case}")
                 for failure in verdict.failures:
                     _say(f"    {failure}")
+    for problem in broken:
+        _say(f"✗ {problem}")
     for reason in skipped:
         _say(f"not run: {reason}")
     for tool in tools:

@@ -2,9 +2,11 @@
 
 A step is an object with one of these keys: `send` (a request, called `as`), `mark` and `answer` (wait for what was
 sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must
-say of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill`, `restart`,
-`stop`), `network` (`cut`), `pause_seconds`, `served` (every server `at_least` so many), `agree` (an abort and the
-stream that it met must tell one story), and `example` (the client's example of that name, run to its end).
+say of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill` it, `restart` it,
+`stop`: ask it to end, `end`: and wait until it has, `forget`: lose the end of its durable logs), `network` (`cut`),
+`program` (`end`: close its input, and wait until it has ended), `pause_seconds`, `served` (every server `at_least` so
+many), `agree` (an abort and the stream that it met must tell one story), and `example` (the client's example of that
+name, run to its end).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Play:
         self._marks: dict[str, dict[str, Any]] = {}
         self._servers: list[Server] = []
         self._proxy: Proxy | None = None
+        self._own_program: Program | None = None
         self.answers: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
 
@@ -59,8 +62,12 @@ class Play:
                 self._servers.append(await self._stage.server(name, own=own))
         if self._case.get("network"):
             self._proxy = await self._stage.proxy(self._servers[0])
+        if self._case.get("own_program"):
+            self._program = self._own_program = await self._stage.program(self._program.language)
 
     async def _tear_down(self) -> None:
+        if self._own_program is not None and not self._own_program.has_ended:
+            await self._own_program.end()
         if self._proxy is not None:
             await self._proxy.stop()
         if self._case.get("own_server"):
@@ -77,6 +84,7 @@ class Play:
             "attempts": self._attempts,
             "server": self._change_server,
             "network": self._cut_network,
+            "program": self._end_program,
             "pause_seconds": self._pause,
             "served": self._each_has_served,
             "agree": self._agree,
@@ -114,6 +122,10 @@ class Play:
                 await server.start()
             case "stop":
                 server.ask_to_stop()
+            case "end":
+                await server.stop()
+            case "forget":
+                server.forget()
             case other:
                 raise ProgramError(f"a server cannot {other}")
 
@@ -121,6 +133,11 @@ class Play:
         if self._proxy is None:
             raise ProgramError("the case has no network to cut")
         await self._proxy.cut()
+
+    async def _end_program(self, _step: Mapping[str, Any]) -> None:
+        if self._own_program is None:
+            raise ProgramError("the case has no program of its own to end")
+        await self._own_program.end()
 
     async def _send(self, name: str, request: Mapping[str, Any]) -> None:
         filled = self._resolved(self._stage.filled(request))

@@ -15,6 +15,8 @@ from pathlib import Path
 START_SECONDS = 60.0
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.02
+LOST_BYTES = 100
+"""More than the last mark of a token log, and less than the log of a few tokens."""
 _SERVING = re.compile(rb"serving \S+ on (\S+)")
 _FIELD = re.compile(r'(\w+)=("[^"]*"|\S*)')
 
@@ -87,6 +89,11 @@ class Server:
                 await asyncio.wait_for(self.process.wait(), END_SECONDS)
             except TimeoutError:
                 await self.kill()
+
+    def forget(self) -> None:
+        """Lose what was written last of each durable generation, as a machine does that loses its power."""
+        for log in (self.folder / "state").rglob("tokens.log"):
+            os.truncate(log, log.stat().st_size - LOST_BYTES)
 
     async def account(self, request_id: str, seconds: float) -> dict[str, str] | None:
         """What the log says of the end of a generation, or None when it says nothing for so long."""

@@ -10,6 +10,7 @@ import json
 import shutil
 import socket
 import tempfile
+import uuid
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from clients.conformance.runner.canned import CannedServer
 from clients.conformance.runner.certificates import make_certificates
+from clients.conformance.runner.programs import Program
 from clients.conformance.runner.proxy import Proxy
 from clients.conformance.runner.servers import Server
 
@@ -90,6 +92,10 @@ class Stage:
         await proxy.start()
         return proxy
 
+    async def program(self, language: str) -> Program:
+        """A program of a language for one case alone, which ends it."""
+        return await Program.start(language, self._root, self._folder / f"{language}.log")
+
     async def example(self, language: str, name: str, target: str) -> dict[str, Any]:
         """Run an example of a client against the server at `target`: its `status`, and what it printed."""
         script = f"clients/{language}/conformance/example.sh"
@@ -109,7 +115,7 @@ class Stage:
         return {"target": target, **json.loads(self._filled(text))}
 
     def filled(self, value: Any) -> Any:
-        """`value` with the names of this run's files in place of their marks."""
+        """`value` with the names of this run's files in place of their marks, and of `{unique}` a word of its own."""
         return json.loads(self._filled(json.dumps(value)))
 
     async def close(self) -> None:
@@ -126,6 +132,7 @@ class Stage:
             "{tokens}": self._folder / "tokens",
             "{socket}": self._sockets / "service.sock",
             "{closed_port}": _closed_port(),
+            "{unique}": uuid.uuid4().hex[:8],
         }
         for mark, value in marks.items():
             text = text.replace(mark, str(value))

@@ -35,6 +35,10 @@ async fn main() {
         while running.try_join_next().is_some() {}
     }
     running.join_all().await;
+    let clients = std::mem::take(&mut *clients.lock().expect("no thread has failed"));
+    for client in clients.into_values() {
+        client.close().await;
+    }
 }
 
 async fn respond(clients: Clients, request: Value) {

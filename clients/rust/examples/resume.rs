@@ -32,5 +32,6 @@ async fn main() -> Result<(), Error> {
         print!("{}", text?);
     }
     println!();
+    client.close().await; // a program that leaves a durable stream and ends at once would be gone before it has said so
     Ok(())
 }

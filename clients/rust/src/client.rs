@@ -3,26 +3,33 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::RwLock;
-use tokio::time::Instant;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataMap;
-use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Response, Status, Streaming};
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
+use tonic_prost::ProstCodec;
 
 use crate::connection::{Headers, MESSAGE_LIMIT_BYTES, Servers, Tls, Transport, add_metadata};
-use crate::stream::{MOST_ATTEMPTS, TextStream, backoff};
+use crate::reader::{MOST_ATTEMPTS, backoff};
+use crate::stream::TextStream;
 use crate::v1::abort_request::Target;
 use crate::v1::admin_service_client::AdminServiceClient;
 use crate::v1::generation_service_client::GenerationServiceClient;
 use crate::v1::model_service_client::ModelServiceClient;
-use crate::v1::{AbortRequest, AbortResponse, CompleteRequest, FinishReason, GenerateStats, GeneratedToken};
-use crate::v1::{GetModelRequest, ModelInfo, ResumeRequest, Started, complete_request, generate_request};
+use crate::v1::{AbortRequest, AbortResponse, CompleteRequest, CompleteResponse, FinishReason, GenerateStats};
+use crate::v1::{GeneratedToken, GetModelRequest, ModelInfo, ResumeRequest, Started};
+use crate::v1::{complete_request, generate_request};
 use crate::{Error, Request};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long telling the server of durable streams that were left may take.
+const FAREWELL: Duration = Duration::from_secs(2);
 const NO_DEADLINE: Duration = Duration::from_secs(86_400 * 365);
 
 /// A client in plain text for "HOST:PORT" or "unix:PATH"; the network is touched by the first call.
@@ -81,7 +88,7 @@ impl Connect {
             target: self.targets.join(", ").into(),
             metadata: metadata.into(),
             timeout: self.timeout,
-            aborting: Arc::default(),
+            partings: Arc::new(watch::channel(Vec::new()).0),
         })
     }
 }
@@ -103,20 +110,29 @@ pub struct Generation {
     pub started: Started,
 }
 
-/// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last.
+/// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last. A
+/// program that has left durable streams calls [`Client::close`] before it ends.
 #[derive(Clone, Debug)]
 pub struct Client {
     servers: Arc<Servers>,
     target: Arc<str>,
     metadata: Arc<MetadataMap>,
     timeout: Duration,
-    aborting: Arc<RwLock<()>>,
+    /// Durable generations that were left, until the server has been told.
+    partings: Arc<watch::Sender<Vec<Target>>>,
 }
 
 impl Client {
     /// The same client with another deadline for its calls.
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self { timeout, ..self.clone() }
+    }
+
+    /// Wait, two seconds at most, until the server has been told of every durable stream that was dropped or cancelled: it
+    /// keeps their rows for a while, for somebody who comes back. Streams that still run are not ended by this.
+    pub async fn close(self) {
+        let mut partings = self.partings.subscribe();
+        let _ = timeout(FAREWELL, partings.wait_for(Vec::is_empty)).await;
     }
 
     /// Generate, and give the text as it comes.
@@ -135,13 +151,14 @@ impl Client {
             Some(priority) => self.with_priority(priority),
             None => self.clone(),
         };
-        let message = complete_request(request);
-        let answer = client
-            .unary(|channel, headers| {
-                let message = message.clone();
-                async move { generations(channel, headers).complete(message).await }
-            })
-            .await?;
+        let (message, deadline) = (complete_request(request), client.deadline());
+        let mut call = client.repeated(deadline, |transport| complete(transport, message.clone())).await?;
+        let answered = async {
+            let answer = call.message().await?;
+            call.trailers().await?;
+            Ok::<_, Status>(answer)
+        };
+        let answer = client.bounded(deadline, answered).await?.ok_or_else(Error::stream_cut)?;
         let finished = answer.finished.unwrap_or_default();
         Ok(Generation {
             text: answer.text,
@@ -175,39 +192,35 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        self.unary(|channel, headers| {
-            call(ModelServiceClient::with_interceptor(channel, headers).max_decoding_message_size(MESSAGE_LIMIT_BYTES))
-        })
-        .await
+        let made = |transport| call(ModelServiceClient::new(transport).max_decoding_message_size(MESSAGE_LIMIT_BYTES));
+        self.repeated(self.deadline(), made).await.map(Response::into_inner)
     }
 
-    /// Make a call of the AdminService: `client.admin(|mut stub| async move { stub.drain(request).await })`.
-    pub async fn admin<T, F>(&self, call: impl Fn(AdminServiceClient<Transport>) -> F) -> Result<T, Error>
+    /// Make a call of the AdminService, once: `client.admin(|mut stub| async move { stub.drain(request).await })`.
+    pub async fn admin<T, F>(&self, call: impl FnOnce(AdminServiceClient<Transport>) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        self.unary(|channel, headers| {
-            call(AdminServiceClient::with_interceptor(channel, headers).max_decoding_message_size(MESSAGE_LIMIT_BYTES))
-        })
-        .await
+        let deadline = self.deadline();
+        let answered = async {
+            let transport = self.transport(Some(deadline)).await;
+            call(AdminServiceClient::new(transport).max_decoding_message_size(MESSAGE_LIMIT_BYTES)).await
+        };
+        self.bounded(deadline, answered).await.map(Response::into_inner)
     }
 
     /// Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness.
     pub async fn health(&self, service: &str) -> Result<&'static str, Error> {
+        let deadline = self.deadline();
         let request = HealthCheckRequest { service: service.to_owned() };
-        let answer = self
-            .unary(|channel, headers| {
-                let request = request.clone();
-                async move { HealthClient::with_interceptor(channel, headers).check(request).await }
-            })
-            .await?;
-        Ok(answer.status().as_str_name())
+        let answered = async { HealthClient::new(self.transport(Some(deadline)).await).check(request).await };
+        Ok(self.bounded(deadline, answered).await?.get_ref().status().as_str_name())
     }
 
-    /// Follow the health of a service, its status now first, for as long as `more` says so.
+    /// Follow the health of a service, its status now first, for as long as `more` says so. It has no deadline.
     pub async fn watch_health(&self, service: &str, mut more: impl FnMut(&'static str) -> bool) -> Result<(), Error> {
         let request = HealthCheckRequest { service: service.to_owned() };
-        let mut stub = HealthClient::with_interceptor(self.servers.next().await, self.headers(self.deadline()));
+        let mut stub = HealthClient::new(self.transport(None).await);
         let failed = |status: Status| self.error(&status, None);
         let mut statuses = stub.watch(request).await.map_err(failed)?.into_inner();
         while let Some(status) = statuses.message().await.map_err(failed)? {
@@ -233,72 +246,88 @@ impl Client {
     }
 
     pub(crate) async fn generations(&self, deadline: Instant) -> GenerationServiceClient<Transport> {
-        generations(self.servers.next().await, self.headers(deadline))
+        generations(self.transport(Some(deadline)).await)
     }
 
     pub(crate) fn error(&self, status: &Status, generated_tokens: Option<u32>) -> Error {
         Error::of(status, &self.target, self.timeout, generated_tokens)
     }
 
-    /// End a generation that does not end with its call; nobody waits for it.
-    pub(crate) fn abort_in_background(&self, generation_id: String) {
-        let client = self.with_timeout(ABORT_TIMEOUT);
-        let under_way = self.aborting.clone().try_read_owned();
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                let _ = client.abort_generation(generation_id).await;
-                drop(under_way);
-            });
-        }
+    /// Tell the server, in the background, of a durable generation that nobody reads any more.
+    pub(crate) fn part(&self, generation: Target, runtime: &Handle) {
+        let client = self.with_timeout(FAREWELL);
+        self.partings.send_modify(|left| left.push(generation.clone()));
+        runtime.spawn(async move {
+            let _ = client.abort_target(generation.clone()).await;
+            client.partings.send_modify(|left| left.retain(|one| *one != generation));
+        });
     }
 
-    /// Wait until what was left is ended, so that a resumed generation is not ended in its place.
-    pub(crate) async fn aborts_are_done(&self) {
-        drop(self.aborting.write().await);
+    /// Wait until a generation that was left is ended: a farewell that comes late would end what is resumed.
+    pub(crate) async fn has_parted(&self, generation_id: &str) {
+        let generation = Target::GenerationId(generation_id.to_owned());
+        let _ = self.partings.subscribe().wait_for(|left| !left.contains(&generation)).await;
     }
 
     async fn abort_target(&self, target: Target) -> Result<AbortResponse, Error> {
         let request = AbortRequest { target: Some(target) };
-        self.unary(|channel, headers| {
-            let request = request.clone();
-            async move { generations(channel, headers).abort(request).await }
-        })
-        .await
+        let call = |transport| {
+            let (mut stub, request) = (generations(transport), request.clone());
+            async move { stub.abort(request).await }
+        };
+        self.repeated(self.deadline(), call).await.map(Response::into_inner)
     }
 
-    fn headers(&self, deadline: Instant) -> Headers {
-        Headers { metadata: self.metadata.as_ref().clone(), deadline: (self.timeout < NO_DEADLINE).then_some(deadline) }
+    /// What the next call runs on, for so long; None: without a deadline.
+    async fn transport(&self, deadline: Option<Instant>) -> Transport {
+        let headers = Headers { metadata: self.metadata.as_ref().clone(), deadline };
+        InterceptedService::new(self.servers.next().await, headers)
     }
 
-    /// Make a call that answers with one message, again while the server has not taken it up and allows it.
-    async fn unary<T, F>(&self, call: impl Fn(Channel, Headers) -> F) -> Result<T, Error>
+    /// Make a call, again while the server has not taken it up and allows it.
+    async fn repeated<T, F>(&self, deadline: Instant, call: impl Fn(Transport) -> F) -> Result<T, Error>
     where
-        F: Future<Output = Result<Response<T>, Status>>,
+        F: Future<Output = Result<T, Status>>,
     {
-        let deadline = self.deadline();
         let mut failures = 0;
         loop {
-            let attempt = async { call(self.servers.next().await, self.headers(deadline)).await };
-            let error = match tokio::time::timeout_at(deadline, attempt).await {
-                Ok(Ok(response)) => return Ok(response.into_inner()),
-                Ok(Err(status)) => self.error(&status, None),
-                Err(_) => self.error(&Status::new(Code::DeadlineExceeded, ""), None),
+            let attempt = async { call(self.transport(Some(deadline)).await).await };
+            let error = match self.bounded(deadline, attempt).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
             };
             failures += 1;
             match error.retry_pause(backoff(failures - 1)) {
-                Some(pause) if failures < MOST_ATTEMPTS && Instant::now() + pause < deadline => {
-                    tokio::time::sleep(pause).await
-                }
+                Some(pause) if failures < MOST_ATTEMPTS && Instant::now() + pause < deadline => sleep(pause).await,
                 _ => return Err(error),
             }
         }
     }
+
+    async fn bounded<T>(&self, deadline: Instant, call: impl Future<Output = Result<T, Status>>) -> Result<T, Error> {
+        match timeout_at(deadline, call).await {
+            Ok(answer) => answer.map_err(|status| self.error(&status, None)),
+            Err(_) => Err(Error::deadline(self.timeout, 0)),
+        }
+    }
 }
 
-fn generations(channel: Channel, headers: Headers) -> GenerationServiceClient<Transport> {
-    GenerationServiceClient::with_interceptor(channel, headers)
+fn generations(transport: Transport) -> GenerationServiceClient<Transport> {
+    GenerationServiceClient::new(transport)
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
+}
+
+/// Begin the unary call. The stub would wait for the answer; this returns with its headers, by which the server says that it
+/// has taken the request up: from then on the call must not be made again.
+async fn complete(transport: Transport, request: CompleteRequest) -> Result<Streaming<CompleteResponse>, Status> {
+    let mut grpc = Grpc::new(transport)
+        .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
+        .max_encoding_message_size(MESSAGE_LIMIT_BYTES);
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let path = PathAndQuery::from_static("/mlxstream.v1.GenerationService/Complete");
+    let codec = ProstCodec::<CompleteRequest, CompleteResponse>::default();
+    grpc.server_streaming(tonic::Request::new(request), path, codec).await.map(Response::into_inner)
 }
 
 /// The request of the unary call: its fields are those of the streaming one.

@@ -174,9 +174,18 @@ impl Error {
         }
     }
 
-    /// Whether the connection was lost rather than the generation.
-    pub(crate) fn is_connection_lost(&self) -> bool {
-        self.code == Code::Unavailable || self.kind == ErrorKind::StreamCut
+    /// Whether the same may succeed soon: the connection was lost, or the server is full and says for how long.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self.kind {
+            ErrorKind::Unavailable | ErrorKind::StreamCut => true,
+            ErrorKind::Overloaded => self.retry_after.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether the server has lost the end of its log, and what lies before it is whole.
+    pub(crate) fn is_lost_point(&self) -> bool {
+        matches!(self.reason.as_str(), "RESUME_POINT_GONE" | "CHECKPOINT_DAMAGED")
     }
 
     fn without_answer(status: &Status, target: &str, generated_tokens: Option<u32>) -> Self {

@@ -7,6 +7,7 @@
 //! while let Some(text) = stream.next().await {
 //!     print!("{}", text?);
 //! }
+//! client.close().await;
 //! # Ok(())
 //! # }
 //! ```
@@ -18,6 +19,7 @@
 mod client;
 mod connection;
 mod error;
+mod reader;
 mod request;
 mod stream;
 
@@ -26,6 +28,11 @@ mod stream;
 #[rustfmt::skip]
 #[path = "generated/mlxstream.v1.rs"]
 pub mod v1;
+
+/// What the README shows compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 pub use client::{Client, Connect, Generation, connect};
 pub use connection::{Headers, Tls, Transport};

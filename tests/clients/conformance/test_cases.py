@@ -20,6 +20,7 @@ STEPS = {
     "attempts",
     "server",
     "network",
+    "program",
     "pause_seconds",
     "served",
     "agree",

@@ -19,6 +19,7 @@ from mlxstream import (
     DeadlineExceededError,
     Durability,
     FailedPreconditionError,
+    GenerationCancelledError,
     Interruption,
     InvalidRequestError,
     NotFoundError,
@@ -58,6 +59,7 @@ class DurableServer(generation_pb2_grpc.GenerationServiceServicer):
     failures: list[Failure | None] = field(default_factory=list)
     tokens_per_message: int = 1
     endless: bool = False
+    silent: bool = False
     generates: list[GenerateRequest] = field(default_factory=list)
     resumes: list[ResumeRequest] = field(default_factory=list)
     aborts: list[AbortRequest] = field(default_factory=list)
@@ -83,6 +85,8 @@ class DurableServer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def _say(self, sequence: int, context: Any) -> None:
         self.deadlines.append(context.time_remaining())
+        if self.silent:
+            await asyncio.Event().wait()
         failure = self.failures.pop(0) if self.failures else None
         left = failure.after if failure is not None else 1000
         place, messages = self.sent[sequence], self._messages(self.sent[sequence])
@@ -222,6 +226,7 @@ async def test_every_way_in_which_a_server_goes_away_is_survived(server: Server,
     [
         (Failure(4, grpc.StatusCode.FAILED_PRECONDITION, "CHECKPOINT_MISMATCH"), FailedPreconditionError),
         (Failure(4, grpc.StatusCode.NOT_FOUND, "NOT_FOUND"), NotFoundError),
+        (Failure(4, grpc.StatusCode.CANCELLED, "TAKEN_OVER"), GenerationCancelledError),
         (Failure(4, grpc.StatusCode.INTERNAL, "GENERATION_FAILED", told=True), ServerError),
         (Failure(4, grpc.StatusCode.RESOURCE_EXHAUSTED, "INSUFFICIENT_MEMORY"), OverloadedError),
         (Failure(4, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"), InvalidRequestError),
@@ -234,6 +239,7 @@ async def test_what_no_repetition_helps_is_raised_at_once(
     seen = await watch(server)
     assert isinstance(seen.error, kind)
     assert server[0].resumes == []
+    assert server[0].aborts == []  # it may be somebody else's by now
     assert (seen.kinds[-1] == "finished") == failure.told
 
 
@@ -334,6 +340,43 @@ async def test_leaving_the_stream_ends_the_generation_at_the_server(server: Serv
     assert [abort.generation_id for abort in server[0].aborts] == ["g1"]
 
 
+async def test_leaving_before_the_first_event_ends_it_by_the_name_of_the_request(server: Server) -> None:
+    server[0].silent = True
+    async with AsyncClient(server[1], timeout_seconds=20) as client:
+        reading = asyncio.ensure_future(_read(client.stream("hi", durable=True)))
+        await eventually(lambda: len(server[0].generates) == 1)
+        reading.cancel()
+    assert [abort.request_id for abort in server[0].aborts] == [server[0].generates[0].request_id]
+
+
+async def test_a_deadline_that_passes_counts_as_leaving(server: Server) -> None:
+    server[0].endless = True
+    seen = await watch(server, timeout_seconds=0.5)
+    assert isinstance(seen.error, DeadlineExceededError)
+    assert [abort.generation_id for abort in server[0].aborts] == ["g1"]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_closing_the_client_ends_what_still_runs_and_its_reader_is_told(server: Server, silent: bool) -> None:
+    server[0].endless, server[0].silent = True, silent
+    client = AsyncClient(server[1], timeout_seconds=20)
+    reading = asyncio.ensure_future(_read(client.stream("hi", durable=True)))
+    await eventually(lambda: len(server[0].generates) == 1)
+    await client.close()
+    assert len(server[0].aborts) == 1
+    with pytest.raises(GenerationCancelledError, match="the client was closed"):
+        await reading
+
+
+async def test_closing_a_client_does_not_wait_for_a_server_that_is_gone(server: Server) -> None:
+    server[0].endless, server[0].farewell_seconds = True, 60
+    client = AsyncClient(server[1], timeout_seconds=20)
+    async for _ in client.stream("hi", durable=True):
+        break
+    await asyncio.wait_for(client.close(), 10)
+    assert server[0].order == []
+
+
 @pytest.mark.parametrize("durable", [True, False])
 async def test_who_resumes_a_stream_that_was_just_left_comes_after_the_farewell(server: Server, durable: bool) -> None:
     servicer, target = server
@@ -389,6 +432,15 @@ async def test_delivery_options_can_ask_for_it_too(server: Server) -> None:
     server[0].failures = [Failure(6)]
     async with AsyncClient(server[1], timeout_seconds=20) as client:
         assert await _read(client.stream("hi", delivery={"durable": True})) == EVERYTHING
+
+
+async def test_a_resumed_stream_that_shall_not_survive_does_not(server: Server) -> None:
+    server[0].sent[2] = 0
+    server[0].failures = [Failure(4)]
+    async with AsyncClient(server[1], timeout_seconds=20) as client:
+        with pytest.raises(UnavailableError):
+            await _read(client.resume("g1", after_sequence=2, durable=False))
+    assert len(server[0].resumes) == 1
 
 
 async def test_a_stream_cut_without_durability_stays_an_error(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 
 from tests.clients.python.scripted_server import Behaviour, ThreadedServer, answer, endless
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "clients" / "python" / "examples"
+CLIENT = Path(__file__).resolve().parents[3] / "clients" / "python"
+EXAMPLES = CLIENT / "examples"
 CASES: dict[str, tuple[Behaviour, str]] = {
     "stream": (answer("Elbe, ", "Ganges, ", "Nile"), "Elbe, Ganges, Nile\nstop: 3 tokens, 5.0 per second\n"),
     "cancel": (endless, "left after 'more '\ngave up after half a second\ncancelled after "),
@@ -44,8 +46,19 @@ def test_every_example_has_a_case() -> None:
     indirect=["server"],
 )
 def test_an_example_runs(server: ThreadedServer, name: str, expected: str) -> None:
+    assert_says(expected, str(EXAMPLES / f"{name}.py"), server.scripted.target)
+
+
+@pytest.mark.parametrize("server", [answer("Elbe, ", "Ganges, ", "Nile")], indirect=True)
+def test_what_the_readme_shows_first_runs(server: ThreadedServer) -> None:
+    shown = re.search(r"```python\n(.*?)```", (CLIENT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert shown is not None
+    assert_says("Elbe, Ganges, Nile", "-c", shown.group(1).replace("127.0.0.1:50051", server.scripted.target))
+
+
+def assert_says(expected: str, *arguments: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", str(EXAMPLES / f"{name}.py"), server.scripted.target],
+        [sys.executable, "-X", "dev", "-W", "error", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -51,7 +51,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 READINESS_PAUSE_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 10.0
 # How long a client that is closed may take to tell the server of durable streams that were left.
-FAREWELL_SECONDS = 1.0
+FAREWELL_SECONDS = 2.0
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -95,6 +95,7 @@ class AsyncClient:
         self._connection: Connection | None = None
         self._closed = False
         self._farewells: set[asyncio.Task[None]] = set()
+        self._durable: weakref.WeakSet[DurableReader] = weakref.WeakSet()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -105,8 +106,13 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection and end every generation that is still running on it."""
+        """End every generation that is still running, and close the connection.
+
+        Durable generations do not end with it: the server is told of each, which takes two seconds at most.
+        """
         await asyncio.sleep(0)  # streams that were just left say so on the next turn of the loop
+        for reader in tuple(self._durable):
+            reader.part()
         if self._farewells:
             await asyncio.wait(set(self._farewells), timeout=FAREWELL_SECONDS)
         self._closed = True
@@ -157,7 +163,7 @@ class AsyncClient:
         if durable or request.delivery.durable:
             request.delivery.durable = True
             request.request_id = request.request_id or uuid.uuid4().hex  # tells the server a repetition from a twin
-            return AsyncTextStream(DurableReader(self._calls(request), facts, _durability(durable)))
+            return self._durable_stream(DurableReader(self._calls(request), facts, _durability(durable)))
 
         def open_call() -> Call:
             return self._connected().generations.Generate(
@@ -191,20 +197,19 @@ class AsyncClient:
                 when that point is not kept any more, `FailedPreconditionError` when another model is served,
                 `DataLossError` when what was kept is damaged.
         """
-        facts, request = self._facts(timeout_seconds), GenerateRequest()
-        calls = self._calls(request)
-        if durable:
-            reader = DurableReader(
-                calls, facts, _durability(durable), generation_id=generation_id, after_sequence=after_sequence
-            )
-            return AsyncTextStream(reader)
-        return AsyncTextStream(
-            EventReader(
-                partial(calls.resume, generation_id, after_sequence, facts.timeout_seconds),
-                facts,
-                partial(calls.settle, generation_id),
-            )
+        durability = _durability(durable) if durable else Durability(patience_seconds=0.0)
+        reader = DurableReader(
+            self._calls(GenerateRequest()),
+            self._facts(timeout_seconds),
+            durability,
+            generation_id=generation_id,
+            after_sequence=after_sequence,
         )
+        return self._durable_stream(reader)
+
+    def _durable_stream(self, reader: DurableReader) -> AsyncTextStream:
+        self._durable.add(reader)
+        return AsyncTextStream(reader)
 
     def _calls(self, request: GenerateRequest) -> Calls:
         """The calls of one durable generation, the first of which sends `request`."""
@@ -217,7 +222,8 @@ class AsyncClient:
             return self._connected().generations.Resume(point, timeout=timeout_seconds, metadata=self._metadata)
 
         def abort(generation_id: str) -> None:
-            farewell = asyncio.get_running_loop().create_task(self._abort_quietly(generation_id), name=generation_id)
+            work = self._abort_quietly(generation_id or None, request.request_id or None)
+            farewell = asyncio.get_running_loop().create_task(work, name=generation_id)
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
 
@@ -230,10 +236,13 @@ class AsyncClient:
         if farewells:
             await asyncio.wait(farewells, timeout=FAREWELL_SECONDS)
 
-    async def _abort_quietly(self, generation_id: str) -> None:
-        """End a generation that nobody reads any more; where that fails, the server ends it by itself."""
+    async def _abort_quietly(self, generation_id: str | None, request_id: str | None) -> None:
+        """End a generation that nobody reads any more, by the server's id of it, or before that is known by its own.
+
+        Where that fails, the server ends it by itself.
+        """
         with contextlib.suppress(MlxStreamError, RuntimeError):
-            await self.abort(generation_id=generation_id)
+            await self.abort(generation_id=generation_id, request_id=None if generation_id else request_id)
 
     async def generate(
         self,

@@ -11,11 +11,11 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 
 import grpc
 
 from mlxstream.errors import (
+    DeadlineExceededError,
     LocalReason,
     MlxStreamError,
     OverloadedError,
@@ -23,7 +23,7 @@ from mlxstream.errors import (
     StreamCutError,
     UnavailableError,
 )
-from mlxstream.failures import CallFacts
+from mlxstream.failures import CallFacts, client_was_closed
 from mlxstream.stream import Call, EventReader
 from mlxstream.v1.event_pb2 import Finished, Started
 from mlxstream.v1.generation_pb2 import GenerateResponse
@@ -84,7 +84,7 @@ class Calls:
     Attributes:
         begin: Sends the request, with a timeout.
         resume: Goes on with the generation of an id after a message, with a timeout.
-        abort: Has the generation of an id ended, and waits for nothing.
+        abort: Has the generation of an id ended ("": that of the request), and waits for nothing.
         settle: Waits until the generation of an id is ended, if it is being ended: who resumes it must come after.
     """
 
@@ -118,6 +118,7 @@ class DurableReader:
         self._deadline: float | None = None
         self._woken = asyncio.Event()
         self._ended = False
+        self._parted = False
         self._attempt = 0
         self._lost_at = 0.0
         self._held: GenerateResponse | None = None
@@ -131,6 +132,8 @@ class DurableReader:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        if self._loop is None:
+            await self._begin()
         while not self._ended:
             try:
                 response = await self._opened().read()
@@ -155,24 +158,36 @@ class DurableReader:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave)
 
+    def part(self) -> None:
+        """Tell the server that nobody reads any more, for whom it would wait: the client is about to be closed."""
+        if self._loop is not None and not self._ended:
+            self._say_farewell()
+
     def _leave(self) -> None:
-        """Stop reading, and tell the server, which would wait for somebody to come back."""
+        """Stop reading, and tell the server."""
         self._woken.set()
         if self._current is not None:
             self._current.cancel()
-        if self._generation_id:
+        self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """Have the generation ended by name, once, and not where it has ended by itself."""
+        if not self._parted and self.finished is None:
+            self._parted = True
             self._calls.abort(self._generation_id)
+
+    async def _begin(self) -> None:
+        """Before the first call: let a farewell to this very generation be through, and start the clock."""
+        if self._generation_id:
+            await self._calls.settle(self._generation_id)
+        self._loop = asyncio.get_running_loop()
+        given = self._facts.timeout_seconds
+        self._deadline = None if given is None else self._loop.time() + given
 
     def _opened(self) -> EventReader:
         """The call in hand, or the next one."""
         if self._current is None:
-            is_resumed = self._loop is None and bool(self._generation_id)
-            settle = partial(self._calls.settle, self._generation_id) if is_resumed else None
-            self._current = EventReader(self._open, self._facts, settle)
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            given = self._facts.timeout_seconds
-            self._deadline = None if given is None else self._loop.time() + given
+            self._current = EventReader(self._open, self._facts)
         return self._current
 
     def _open(self) -> Call:
@@ -221,6 +236,9 @@ class DurableReader:
         self._current = None
         if self._ended or self._loop is None:
             return None
+        if self._parted:
+            self._ended = True
+            raise client_was_closed() from error
         now = self._loop.time()
         if not self._attempt:
             self._lost_at = now
@@ -260,6 +278,8 @@ class DurableReader:
 
     def _failed(self, error: MlxStreamError) -> GenerateResponse | None:
         self._ended = True
+        if isinstance(error, DeadlineExceededError):
+            self._say_farewell()
         if self._held is None:
             raise error
         self.finished, self._failure = self._held.finished, error

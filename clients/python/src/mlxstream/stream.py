@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -31,12 +31,8 @@ Call = (
 class EventReader:
     """Owns the call of one generation. Opens it at the first read, remembers what matters, and can end it."""
 
-    def __init__(
-        self, open_call: Callable[[], Call], facts: CallFacts, settle: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """`settle` is waited for before the call is opened."""
+    def __init__(self, open_call: Callable[[], Call], facts: CallFacts) -> None:
         self._open_call = open_call
-        self._settle = settle
         self._facts = facts
         self._call: Call | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,10 +47,8 @@ class EventReader:
             return None
         if self._call is None:
             self._loop = asyncio.get_running_loop()
-            if self._settle is not None:
-                await self._settle()
             self._call = self._open_call()
-            if self._ended:  # by somebody who saw no call yet
+            if self._ended:  # by another thread, which saw no call yet
                 self._call.cancel()
         try:
             response = await self._call.read()

@@ -1,0 +1,65 @@
+package mlxstream
+
+import (
+	"context"
+	"time"
+)
+
+// How long telling the server of durable streams that were left may take.
+const farewell = 2 * time.Second
+
+// parting is closed once the server was told that a durable stream is read no more; stillRead means that it is not left.
+type parting chan struct{}
+
+var stillRead parting
+
+func (p parting) wait(ctx context.Context) {
+	if p == stillRead {
+		return
+	}
+	select {
+	case <-p:
+	case <-ctx.Done():
+	}
+}
+
+// part tells the server, in the background, of a durable generation that nobody reads any more: it would wait for
+// somebody to come back. It does so once, and not where the generation has ended by itself.
+func (c *Client) part(s *Stream) {
+	if s.Finished() != nil {
+		c.durable.CompareAndDelete(s, stillRead)
+		return
+	}
+	told := make(parting)
+	if !c.durable.CompareAndSwap(s, stillRead, told) {
+		return
+	}
+	go func() {
+		defer c.durable.Delete(s)
+		defer close(told)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(s.parent), farewell)
+		defer cancel()
+		_, _ = c.generations.Abort(ctx, s.target())
+	}()
+}
+
+// settle waits until the same generation, if it was left before, has been: the farewell would end whoever resumes it.
+func (c *Client) settle(ctx context.Context, s *Stream) {
+	id := s.target().GetGenerationId()
+	c.durable.Range(func(stream, left any) bool {
+		if id != "" && stream != any(s) && stream.(*Stream).target().GetGenerationId() == id {
+			left.(parting).wait(ctx)
+		}
+		return true
+	})
+}
+
+// Close ends every generation that still runs on the connection, and closes it. It waits, two seconds at most, until the
+// server has been told of the durable ones, and of those that were left before: they do not end with the connection.
+func (c *Client) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), farewell)
+	defer cancel()
+	c.durable.Range(func(stream, _ any) bool { c.part(stream.(*Stream)); return true })
+	c.durable.Range(func(_, left any) bool { left.(parting).wait(ctx); return true })
+	return c.conn.Close()
+}
