@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pytest
+
 CLIENTS = Path(__file__).resolve().parents[2] / "clients"
 POM = {"pom": "http://maven.apache.org/POM/4.0.0"}
 
@@ -33,6 +35,11 @@ def test_all_packages_have_one_version() -> None:
 
 def test_the_java_readme_names_the_version() -> None:
     assert f":{toml('python/pyproject.toml')['project']['version']}`" in (CLIENTS / "java" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("language", ["python", "typescript", "go", "java", "rust"])
+def test_every_package_carries_the_licence(language: str) -> None:
+    assert (CLIENTS / language / "LICENSE").read_text() == (CLIENTS.parent / "LICENSE").read_text()
 
 
 def test_locks_name_no_place_to_download_from() -> None:
