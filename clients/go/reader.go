@@ -2,6 +2,7 @@ package mlxstream
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -37,6 +38,9 @@ func (r *reader) next() (*v1.GenerateResponse, error) {
 		return nil, r.failure
 	}
 	for {
+		if errors.Is(r.ctx.Err(), context.Canceled) { // gRPC would first give what has come already
+			return nil, r.ctx.Err()
+		}
 		event, err := r.receive()
 		switch {
 		case err == nil:

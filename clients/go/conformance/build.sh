@@ -8,5 +8,5 @@ cd clients/go
 go vet ./...
 awk '/^```go$/ { shown = 1; next } /^```$/ && shown { exit } shown' README.md >"$build/readme.go"
 printf '{"Replace": {"%s": "%s"}}' "$PWD/examples/readme/main.go" "$build/readme.go" >"$build/overlay.json"
-go vet -overlay "$build/overlay.json" ./examples/readme
+go build -overlay "$build/overlay.json" -o "$build/readme" ./examples/readme
 exec go build -o ../../build/go/ ./conformance ./examples/...
