@@ -58,7 +58,7 @@ def test_what_the_readme_shows_first_runs(server: ThreadedServer) -> None:
 
 def assert_says(expected: str, *arguments: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", *arguments],
+        [sys.executable, "-W", "error", *arguments],
         capture_output=True,
         text=True,
         check=False,
