@@ -333,5 +333,5 @@ for await (const line of createInterface({ input: process.stdin })) {
   running.add(response);
 }
 await Promise.all(running);
-for (const client of clients.values()) client.close();
+await Promise.all([...clients.values()].map((client) => client.close()));
 process.exit(0);

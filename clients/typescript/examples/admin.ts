@@ -11,4 +11,4 @@ for (const one of (await client.call(admin.listGenerations, { pageSize: 100 })).
   console.log(`${one.generationId}: ${one.generatedTokens} tokens`);
 }
 for (const { id, rank } of (await client.call(admin.listAdapters, {})).adapters) console.log(`adapter ${id} of rank ${rank}`);
-client.close();
+await client.close();

@@ -23,4 +23,4 @@ const stream = client.stream(QUESTION);
 setTimeout(() => stream.cancel(), 500);
 for await (const _ of stream);
 console.log(`cancelled after ${stream.usage.generatedTokens} tokens`);
-client.close();
+await client.close();

@@ -18,4 +18,4 @@ try {
   if (!(error instanceof MlxStreamError)) throw error;
   for (const { field, description } of error.violations) console.log(`${field} ${description}`);
 }
-client.close();
+await client.close();

@@ -16,4 +16,4 @@ try {
 const partial = { deadlinePolicy: DeadlinePolicy.PARTIAL_RESULT };
 const result = await client.generate(QUESTION, { timeoutSeconds: 1, delivery: partial });
 console.log(`${result.finishReason}: ${result.text.length} characters in one second`);
-client.close();
+await client.close();

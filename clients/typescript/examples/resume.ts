@@ -19,4 +19,4 @@ const [generationId, afterSequence] = [stream.started?.generationId ?? "", strea
 console.log(`\nresume ${generationId} after ${afterSequence}`);
 for await (const text of client.resume(generationId, afterSequence)) process.stdout.write(text);
 console.log();
-client.close();
+await client.close();

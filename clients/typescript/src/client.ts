@@ -1,16 +1,22 @@
 /** The client: a thin layer over the generated code, which adds deadlines, limits, retries and typed errors. */
 
-import { create, type DescMessage, type DescMethod, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
+import { create, type DescMessage, type MessageInitShape, type MessageShape } from "@bufbuild/protobuf";
 import { setTimeout as sleep } from "node:timers/promises";
-import { READINESS_SERVICE, type Responses, type Server, Servers, type Tls } from "./connection.js";
-import { clientClosed, errorOf } from "./errors.js";
+import { type Call, type Method, READINESS_SERVICE, type Server, Servers, type Tls } from "./connection.js";
+import { clientClosed, errorOf, streamCut } from "./errors.js";
 import { Health, HealthCheckResponse_ServingStatus as Serving } from "./generated/grpc/health/v1/health_pb.js";
 import type { Finished, Started } from "./generated/mlxstream/v1/event_pb.js";
 import { type AbortResponse, AbortRequestSchema, GenerateRequestSchema, type GenerateResponseSchema, GenerationService } from "./generated/mlxstream/v1/generation_pb.js";
 import { type ModelInfo, ModelService } from "./generated/mlxstream/v1/model_pb.js";
 import type { GeneratedToken, GenerateStats } from "./generated/mlxstream/v1/result_pb.js";
+import { EventReader, type Point, retryPause } from "./reader.js";
 import { type CallSettings, type Chat, chatFields, type ChatMessage, type GenerateSettings, type Prompt, requestFields } from "./requests.js";
-import { type FinishReason, finishReasonOf, type Opening, retryPause, TextStream } from "./stream.js";
+import { type FinishReason, finishReasonOf, TextStream } from "./stream.js";
+
+// How long telling the server of a durable stream that was left may take.
+const FAREWELL_SECONDS = 2;
+// What may be tried again; an operator's calls change things.
+const RETRIED_SERVICES: ReadonlySet<string> = new Set([GenerationService.typeName, ModelService.typeName]);
 
 /** How to reach a server. */
 export interface ConnectSettings {
@@ -34,8 +40,23 @@ export interface Generation {
   readonly started: Started;
 }
 
-type Begin = (server: Server, deadline: number) => Responses<typeof GenerateResponseSchema>;
-type Method<Input extends DescMessage, Output extends DescMessage> = DescMethod & { input: Input; output: Output };
+/** A way to name a generation. */
+export type GenerationName = { readonly requestId: string } | { readonly generationId: string };
+
+/** What a stream begins with: a request, or a point in a generation that was begun. */
+interface Beginning {
+  readonly isDurable: boolean;
+  readonly name: GenerationName;
+  readonly first?: Point;
+  begin?(server: Server, deadline: number, signal: AbortSignal): Call<typeof GenerateResponseSchema>;
+}
+
+/** What bounds a call: a deadline, and a signal that ends it. */
+interface Bounds {
+  readonly timeoutSeconds: number;
+  readonly deadline: number;
+  readonly signal: AbortSignal;
+}
 
 /**
  * Describe a connection; the network is touched by the first call.
@@ -47,11 +68,11 @@ export function connect(target: string | readonly string[] = "127.0.0.1:50051", 
 }
 
 /** Talks to one server, or to several in turn. Calls may run side by side. `close` it at the end. */
-export class Client implements Disposable {
+export class Client implements AsyncDisposable {
   readonly #servers: Servers;
   readonly #timeoutSeconds: number;
-  readonly #streams = new Set<TextStream>();
-  readonly #aborting = new Set<Promise<unknown>>();
+  readonly #readers = new Set<EventReader>();
+  readonly #farewells = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
 
   /** @internal */
@@ -63,15 +84,17 @@ export class Client implements Disposable {
   /** Generate, and give the text as it comes: `for await (const text of client.stream("Once")) …`. */
   stream(prompt: Prompt, settings: GenerateSettings = {}): TextStream {
     const request = create(GenerateRequestSchema, requestFields(prompt, settings));
-    return this.#stream(settings, request.delivery?.durable ?? false, (server, deadline) =>
-      server.stream(GenerationService.method.generate, request, deadline, priorityMetadata(settings)));
+    return this.#stream(settings, {
+      isDurable: request.delivery?.durable ?? false,
+      name: { requestId: request.requestId },
+      begin: (server, deadline, signal) =>
+        server.call(GenerationService.method.generate, request, deadline, signal, priorityMetadata(settings)),
+    });
   }
 
   /** Go on with a durable generation after the event with this sequence number (0n: from its beginning). */
   resume(generationId: string, afterSequence: bigint, settings: CallSettings = {}): TextStream {
-    const request = create(GenerationService.method.resume.input, { generationId, afterSequence });
-    const left = [...this.#aborting]; // what is still being ended would end what is resumed
-    return this.#stream(settings, true, (server, deadline) => server.stream(GenerationService.method.resume, request, deadline), left);
+    return this.#stream(settings, { isDurable: true, name: { generationId }, first: { generationId, afterSequence } });
   }
 
   /** Generate, and give all of it at the end. */
@@ -85,11 +108,8 @@ export class Client implements Disposable {
   }
 
   /** End a generation by one of its names. One that does not run (any more) is not an error. */
-  abort(target: { requestId: string } | { generationId: string }, settings: CallSettings = {}): Promise<AbortResponse> {
-    const arm = "requestId" in target
-      ? ({ case: "requestId", value: target.requestId } as const)
-      : ({ case: "generationId", value: target.generationId } as const);
-    return this.call(GenerationService.method.abort, create(AbortRequestSchema, { target: arm }), settings);
+  abort(name: GenerationName, settings: CallSettings = {}): Promise<AbortResponse> {
+    return this.call(GenerationService.method.abort, abortFields(name), settings);
   }
 
   /** What is known about a model; "" means the served one. */
@@ -120,9 +140,10 @@ export class Client implements Disposable {
     return Serving[(await this.call(Health.method.check, { service }, settings)).status] ?? "UNKNOWN";
   }
 
-  /** The health of a service now, and whenever it changes. */
+  /** The health of a service now, and whenever it changes. It has no deadline, unless the settings name one. */
   async *watchHealth(service: string = READINESS_SERVICE, settings: CallSettings = {}): AsyncGenerator<string, void, undefined> {
-    for await (const { status } of this.callStream(Health.method.watch, { service }, settings)) yield Serving[status] ?? "UNKNOWN";
+    const endless = { ...settings, timeoutSeconds: settings.timeoutSeconds ?? Infinity };
+    for await (const { status } of this.callStream(Health.method.watch, { service }, endless)) yield Serving[status] ?? "UNKNOWN";
   }
 
   /** Make any call of the schema that answers with one message: `client.call(AdminService.method.drain, {})`. */
@@ -132,20 +153,8 @@ export class Client implements Disposable {
     settings: CallSettings = {},
     metadata: Readonly<Record<string, string>> = {},
   ): Promise<MessageShape<Output>> {
-    const timeoutSeconds = checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds);
-    const deadline = Date.now() + timeoutSeconds * 1000;
-    const signal = this.#ending(settings.signal);
-    for (let failures = 0; ; failures += 1) {
-      const server = await this.#servers.next(deadline);
-      try {
-        return await server.unary(method, create(method.input, request), deadline, signal, metadata);
-      } catch (thrown) {
-        const error = errorOf(thrown, { target: server.target, timeoutSeconds });
-        const pause = retryPause(error, failures);
-        if (pause === undefined || Date.now() + pause * 1000 >= deadline) throw error;
-        await sleep(pause * 1000, undefined, { signal }).catch(() => {});
-      }
-    }
+    const bounds = this.#bounds(settings);
+    return this.#answer(method, create(method.input, request), bounds, metadata, () => this.#servers.next(bounds.deadline));
   }
 
   /** Make any call of the schema that answers with many messages. Leaving the loop ends it. */
@@ -154,63 +163,112 @@ export class Client implements Disposable {
     request: MessageInitShape<Input>,
     settings: CallSettings = {},
   ): AsyncGenerator<MessageShape<Output>, void, undefined> {
-    const timeoutSeconds = checkedTimeout(settings.timeoutSeconds ?? this.#timeoutSeconds);
-    const deadline = Date.now() + timeoutSeconds * 1000;
-    const signal = this.#ending(settings.signal);
+    const { timeoutSeconds, deadline, signal } = this.#bounds(settings);
     const server = await this.#servers.next(deadline);
-    signal.throwIfAborted();
-    const call = server.stream(method, create(method.input, request), deadline);
-    const cancel = () => call.cancel();
-    signal.addEventListener("abort", cancel);
+    const call = server.call(method, create(method.input, request), deadline, signal);
     try {
       for await (const response of call) yield response;
     } catch (thrown) {
       throw signal.aborted ? signal.reason : errorOf(thrown, { target: server.target, timeoutSeconds });
     } finally {
-      signal.removeEventListener("abort", cancel);
-      cancel();
+      call.cancel();
     }
   }
 
-  /** Close the connection and end everything that still runs on it. */
-  close(): void {
-    for (const stream of this.#streams) stream.close();
+  /** End everything that still runs, and close the connection once the servers know, within two seconds. */
+  async close(): Promise<void> {
     this.#closing.abort(clientClosed());
+    for (const reader of this.#readers) reader.close();
+    await Promise.all(this.#farewells.values());
     this.#servers.close();
   }
 
-  [Symbol.dispose](): void {
-    this.close();
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 
-  #stream({ timeoutSeconds = this.#timeoutSeconds, signal }: CallSettings, isDurable: boolean, begin: Begin, first: Promise<unknown>[] = []): TextStream {
-    const resume = GenerationService.method.resume;
-    const opening: Opening = {
+  #stream({ timeoutSeconds = this.#timeoutSeconds, signal }: CallSettings, beginning: Beginning): TextStream {
+    const { resume } = GenerationService.method;
+    let server: Server | undefined;
+    const reader: EventReader = new EventReader({
       target: this.#servers.targets.join(", "),
       timeoutSeconds: checkedTimeout(timeoutSeconds),
-      isDurable,
-      signal,
-      open: async (deadline, after) => {
-        if (this.#closing.signal.aborted) throw this.#closing.signal.reason;
-        this.#streams.add(stream);
-        await Promise.allSettled(first);
-        const server = await this.#servers.next(deadline);
-        return after ? server.stream(resume, create(resume.input, after), deadline) : begin(server, deadline);
+      isDurable: beginning.isDurable,
+      first: beginning.first,
+      signal: signal && ofItsOwn(signal),
+      open: async (deadline, leaving, after) => {
+        this.#closing.signal.throwIfAborted();
+        this.#readers.add(reader);
+        if (after) await this.#farewells.get(after.generationId); // it would end what is resumed
+        server = await this.#servers.next(deadline);
+        if (beginning.begin && !after) return beginning.begin(server, deadline, leaving);
+        return server.call(resume, create(resume.input, after), deadline, leaving);
       },
-      abort: (generationId) => {
-        const aborting = this.abort({ generationId }, { timeoutSeconds: 5 }).finally(() => this.#aborting.delete(aborting));
-        this.#aborting.add(aborting);
-        return aborting;
-      },
-      ended: () => this.#streams.delete(stream),
-    };
-    const stream = new TextStream(opening);
-    return stream;
+      abort: (generationId) => server && this.#sayFarewell(server, generationId ? { generationId } : beginning.name),
+      ended: () => this.#readers.delete(reader),
+    });
+    return new TextStream(reader);
   }
 
-  #ending(signal: AbortSignal | undefined): AbortSignal {
-    return signal ? AbortSignal.any([signal, this.#closing.signal]) : this.#closing.signal;
+  /** Make a call that answers with one message, again where the server has not accepted it. */
+  async #answer<Input extends DescMessage, Output extends DescMessage>(
+    method: Method<Input, Output>,
+    request: MessageShape<Input>,
+    { timeoutSeconds, deadline, signal }: Bounds,
+    metadata: Readonly<Record<string, string>>,
+    next: () => Server | Promise<Server>,
+  ): Promise<MessageShape<Output>> {
+    for (let failures = 0; ; failures += 1) {
+      const server = await next();
+      const call = server.call(method, request, deadline, signal, metadata);
+      try {
+        return await only(call);
+      } catch (thrown) {
+        signal.throwIfAborted();
+        const error = errorOf(thrown, { target: server.target, timeoutSeconds });
+        const mayRepeat = !call.isAccepted && RETRIED_SERVICES.has(method.parent.typeName);
+        const pause = mayRepeat ? retryPause(error, failures) : undefined;
+        if (pause === undefined || Date.now() + pause * 1000 >= deadline) throw error;
+        await sleep(pause * 1000, undefined, { signal }).catch(() => {});
+      }
+    }
   }
+
+  /** Tell the server that a durable generation was left. */
+  #sayFarewell(server: Server, name: GenerationName): void {
+    const key = "requestId" in name ? name.requestId : name.generationId;
+    const request = create(AbortRequestSchema, abortFields(name));
+    const deadline = Date.now() + FAREWELL_SECONDS * 1000;
+    const bounds = { timeoutSeconds: FAREWELL_SECONDS, deadline, signal: new AbortController().signal };
+    const farewell = this.#answer(GenerationService.method.abort, request, bounds, {}, () => server)
+      .catch(() => {}) // then the server ends it by itself, later
+      .finally(() => this.#farewells.delete(key));
+    this.#farewells.set(key, farewell);
+  }
+
+  #bounds({ timeoutSeconds = this.#timeoutSeconds, signal = this.#closing.signal }: CallSettings): Bounds {
+    const deadline = Date.now() + checkedTimeout(timeoutSeconds) * 1000;
+    return { timeoutSeconds, deadline, signal: ofItsOwn(signal, this.#closing.signal) };
+  }
+}
+
+/** The one message of a call that answers with one. */
+async function only<Message>(call: AsyncIterable<Message>): Promise<Message> {
+  let answer: Message | undefined;
+  for await (const message of call) answer = message;
+  if (answer === undefined) throw streamCut();
+  return answer;
+}
+
+/** A signal for one call alone: Node warns of one to which many listen. */
+function ofItsOwn(...signals: AbortSignal[]): AbortSignal {
+  return AbortSignal.any(signals);
+}
+
+function abortFields(name: GenerationName): MessageInitShape<typeof AbortRequestSchema> {
+  return "requestId" in name
+    ? { target: { case: "requestId", value: name.requestId } }
+    : { target: { case: "generationId", value: name.generationId } };
 }
 
 function checkedTimeout(timeoutSeconds: number): number {

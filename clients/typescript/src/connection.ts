@@ -25,8 +25,15 @@ export interface Tls {
   readonly serverName?: string;
 }
 
-/** @internal A call that answers with many messages. */
-export type Responses<Output extends DescMessage> = grpc.ClientReadableStream<MessageShape<Output>>;
+/** @internal A call of the schema, by the types of its messages. */
+export type Method<Input extends DescMessage, Output extends DescMessage> = DescMethod & { input: Input; output: Output };
+
+/** @internal A call under way: its messages. Whoever leaves it early must `cancel` it. */
+export interface Call<Output extends DescMessage> extends AsyncIterable<MessageShape<Output>> {
+  /** Whether the server has begun to answer: then the call must not be made again. */
+  readonly isAccepted: boolean;
+  cancel(): void;
+}
 
 /** @internal One server. */
 export class Server {
@@ -48,53 +55,37 @@ export class Server {
     for (const [name, value] of Object.entries(metadata)) this.#metadata.set(name, value);
   }
 
-  /** Begin a call that answers with many messages. Whoever leaves it early must `cancel` it. */
-  stream<Input extends DescMessage, Output extends DescMessage>(
-    method: DescMethod & { input: Input; output: Output },
-    request: MessageShape<Input>,
-    deadline: number,
-    metadata: Readonly<Record<string, string>> = {},
-  ): Responses<Output> {
-    const call = this.#client.makeServerStreamRequest(...coding(method), request, this.#with(metadata), { deadline });
-    call.on("error", () => {}); // the reader hears of it; an abandoned call has none, and Node would end the process
-    return call;
-  }
-
-  /** Make a call that answers with one message. Aborting the signal cancels it. */
-  unary<Input extends DescMessage, Output extends DescMessage>(
-    method: DescMethod & { input: Input; output: Output },
+  /** Begin a call, whether it answers with one message or with many. `signal` cancels it. */
+  call<Input extends DescMessage, Output extends DescMessage>(
+    method: Method<Input, Output>,
     request: MessageShape<Input>,
     deadline: number,
     signal: AbortSignal,
     metadata: Readonly<Record<string, string>> = {},
-  ): Promise<MessageShape<Output>> {
-    return new Promise((resolve, reject) => {
-      signal.throwIfAborted();
-      const call = this.#client.makeUnaryRequest(...coding(method), request, this.#with(metadata), { deadline }, (error, response) => {
-        signal.removeEventListener("abort", cancel);
-        if (signal.aborted) reject(signal.reason);
-        else if (response === undefined) reject(error);
-        else resolve(response);
-      });
-      const cancel = () => call.cancel();
-      signal.addEventListener("abort", cancel);
-    });
+  ): Call<Output> {
+    signal.throwIfAborted();
+    const call = this.#client.makeServerStreamRequest(...coding(method), request, this.#with(metadata), { deadline });
+    const accepting = Object.assign(call, { isAccepted: false });
+    const cancel = () => call.cancel();
+    signal.addEventListener("abort", cancel);
+    call.on("metadata", () => (accepting.isAccepted = true));
+    call.on("error", () => {}); // the reader hears of it; an abandoned call has none, and Node would end the process
+    call.on("status", () => signal.removeEventListener("abort", cancel));
+    return accepting;
   }
 
   /** Follow its health until the signal aborts, and call `changed` whenever `isServing` was set. */
   async follow(changed: () => void, signal: AbortSignal): Promise<void> {
     const request = create(HealthCheckRequestSchema, { service: READINESS_SERVICE });
     while (!signal.aborted) {
-      const watch = this.stream(Health.method.watch, request, Infinity);
-      const cancel = () => watch.cancel();
-      signal.addEventListener("abort", cancel);
       try {
-        for await (const { status } of watch) this.#serves(status === Serving.SERVING, changed);
+        for await (const { status } of this.call(Health.method.watch, request, Infinity, AbortSignal.any([signal]))) {
+          this.#serves(status === Serving.SERVING, changed);
+        }
         this.#serves(false, changed);
       } catch (error) {
         this.#serves((error as grpc.ServiceError).code === grpc.status.UNIMPLEMENTED, changed);
       }
-      signal.removeEventListener("abort", cancel);
       await sleep(RECONNECT_PAUSE_MS, undefined, { signal, ref: false }).catch(() => {});
     }
   }
@@ -175,7 +166,7 @@ function channelOptions(target: string, tls: Tls | undefined): grpc.ChannelOptio
 }
 
 function coding<Input extends DescMessage, Output extends DescMessage>(
-  method: DescMethod & { input: Input; output: Output },
+  method: Method<Input, Output>,
 ): [string, (value: MessageShape<Input>) => Buffer, (bytes: Buffer) => MessageShape<Output>] {
   return [
     `/${method.parent.typeName}/${method.name}`,

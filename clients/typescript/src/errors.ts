@@ -66,19 +66,16 @@ export class MlxStreamError extends Error {
     this.pushbackSeconds = details.pushbackSeconds;
   }
 
-  /** @internal Whether a call that has not been answered yet may be tried again. */
+  /** @internal Whether a call that the server has not accepted may be tried again. */
   get isRetryable(): boolean {
-    if (this.pushbackSeconds !== undefined) return this.pushbackSeconds >= 0 && this.#isTransient;
-    return this.code === "UNAVAILABLE";
+    if (this.code === "RESOURCE_EXHAUSTED") return (this.pushbackSeconds ?? -1) >= 0;
+    return this.code === "UNAVAILABLE" && (this.pushbackSeconds ?? 0) >= 0;
   }
 
-  /** @internal Whether the connection was lost rather than the generation. */
-  get isConnectionLost(): boolean {
-    return this.code === "UNAVAILABLE" || this.reason === "STREAM_CUT" || this.reason === "CONNECTION_LOST";
-  }
-
-  get #isTransient(): boolean {
-    return this.code === "UNAVAILABLE" || this.code === "RESOURCE_EXHAUSTED";
+  /** @internal Whether a durable generation may go on: the server is away, restarts, or is full and says for how long. */
+  get isTransient(): boolean {
+    if (this.kind === "overloaded") return this.retryAfterSeconds !== undefined;
+    return this.kind === "unavailable" || this.kind === "stream_cut";
   }
 }
 

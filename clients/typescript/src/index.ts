@@ -1,6 +1,6 @@
 /** Client of mlx-stream: stream tokens from an MLX engine over gRPC. The schema's own messages are in `mlx-stream-client/v1/*`. */
 
-export { Client, connect, type ConnectSettings, type Generation } from "./client.js";
+export { Client, connect, type ConnectSettings, type Generation, type GenerationName } from "./client.js";
 export type { Tls } from "./connection.js";
 export { type ErrorKind, MlxStreamError } from "./errors.js";
 export { AdminService } from "./generated/mlxstream/v1/admin_pb.js";

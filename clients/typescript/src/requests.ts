@@ -1,5 +1,6 @@
 /** What a caller may pass as a prompt and as settings, and the schema's messages that come of it. */
 
+import { randomUUID } from "node:crypto";
 import { create, type JsonObject, type MessageInitShape } from "@bufbuild/protobuf";
 import { DeliveryOptionsSchema } from "./generated/mlxstream/v1/delivery_pb.js";
 import type { GenerateRequestSchema } from "./generated/mlxstream/v1/generation_pb.js";
@@ -55,7 +56,7 @@ export function requestFields(prompt: Prompt, settings: GenerateSettings): Reque
   if (unknown) throw new TypeError(`there is no option "${unknown}"`);
   return {
     model: model ?? "",
-    requestId: requestId ?? "",
+    requestId: requestId || (delivery?.durable ? randomUUID() : ""), // tells the server a repetition from a twin
     prompt: promptArm(prompt),
     options: create(GenerateOptionsSchema, options),
     ...(delivery && { delivery: create(DeliveryOptionsSchema, delivery) }),

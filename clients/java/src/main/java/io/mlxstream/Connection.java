@@ -2,6 +2,7 @@ package io.mlxstream;
 
 import io.grpc.Attributes;
 import io.grpc.ChannelCredentials;
+import io.grpc.Context;
 import io.grpc.EquivalentAddressGroup;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
@@ -18,6 +19,9 @@ import io.grpc.netty.shaded.io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.nio.NioIoHandler;
 import io.grpc.netty.shaded.io.netty.channel.socket.nio.NioDomainSocketChannel;
 import io.grpc.stub.MetadataUtils;
+import io.mlxstream.v1.AbortRequest;
+import io.mlxstream.v1.GenerationServiceGrpc;
+import io.mlxstream.v1.ModelServiceGrpc;
 import java.net.InetSocketAddress;
 import java.net.URI;
 import java.net.UnixDomainSocketAddress;
@@ -25,6 +29,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Matcher;
@@ -33,15 +38,19 @@ import java.util.regex.Pattern;
 /** How servers are reached: the channel with its settings, and whatever must be closed with it. */
 final class Connection implements AutoCloseable {
   private static final int MESSAGE_LIMIT_BYTES = 64 << 20;
-  private static final String READINESS_SERVICE = "mlxstream.v1.GenerationService";
   private static final Pattern HOST_AND_PORT =
       Pattern.compile("(?:\\[([0-9A-Fa-f:.]+)]|([^\\s/:\\[\\]]+)):(\\d{1,5})");
 
-  // A call is tried again only while the server has not taken it up: once the first event came, never. gRPC waits as
-  // long as the server's pushback says, and gives up where it says never.
+  // How long telling the server of a durable stream that was left may take.
+  private static final long FAREWELL_SECONDS = 2;
+
+  // A call is tried again only while the server has not accepted it, which the answer's headers say. gRPC waits as long
+  // as the server's pushback says, and gives up where it says never. An operator's calls change things, and are not.
+  private static final List<Map<String, ?>> RETRIED_SERVICES =
+      List.of(Map.of("service", GenerationServiceGrpc.SERVICE_NAME), Map.of("service", ModelServiceGrpc.SERVICE_NAME));
   private static final Map<String, ?> RETRIES =
       Map.of(
-          "name", List.of(Map.of()),
+          "name", RETRIED_SERVICES,
           "retryPolicy",
               Map.of(
                   "maxAttempts", 4.0,
@@ -52,10 +61,12 @@ final class Connection implements AutoCloseable {
 
   final ManagedChannel channel;
   final String target;
-  /** Aborts of generations that were left, which a resumed one must not overtake. */
-  final Set<Future<?>> aborting = ConcurrentHashMap.newKeySet();
+  /** Streams that are being read. */
+  final Set<EventReader> readers = ConcurrentHashMap.newKeySet();
 
+  private final Map<AbortRequest, Future<?>> farewells = new ConcurrentHashMap<>();
   private final EventLoopGroup group;
+  private volatile boolean isClosed;
 
   Connection(List<String> targets, Tls tls, Metadata metadata) {
     target = String.join(", ", targets);
@@ -69,11 +80,56 @@ final class Connection implements AutoCloseable {
     channel = configured(builder).intercept(MetadataUtils.newAttachHeadersInterceptor(metadata)).build();
   }
 
+  /** Ends everything that still runs, and closes the channel once the servers know, within two seconds. */
   @Override
   public void close() {
+    isClosed = true;
+    readers.forEach(EventReader::close);
+    farewells.values().forEach(Connection::await);
     channel.shutdownNow();
     if (group != null) {
       group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
+    }
+  }
+
+  boolean isClosed() {
+    return isClosed;
+  }
+
+  /** Notes that a stream is being read. */
+  void begin(EventReader reader) {
+    readers.add(reader); // before the look, so that whoever closes sees it, or it sees them
+    if (isClosed) {
+      readers.remove(reader);
+      throw MlxStreamException.clientClosed();
+    }
+  }
+
+  /** Tells the server, without waiting, that a durable generation was left. */
+  void sayFarewell(AbortRequest generation) {
+    var stub = GenerationServiceGrpc.newFutureStub(channel).withDeadlineAfter(FAREWELL_SECONDS, TimeUnit.SECONDS);
+    Context.ROOT.run(() -> { // that of the call has been cancelled
+      var farewell = stub.abort(generation);
+      farewells.put(generation, farewell);
+      farewell.addListener(() -> farewells.remove(generation, farewell), Runnable::run);
+    });
+  }
+
+  /** Waits for the farewell to a generation, if one is being said. */
+  void awaitFarewell(String generationId) {
+    Future<?> farewell = farewells.get(AbortRequest.newBuilder().setGenerationId(generationId).build());
+    if (farewell != null) {
+      await(farewell);
+    }
+  }
+
+  private static void await(Future<?> farewell) {
+    try {
+      farewell.get();
+    } catch (ExecutionException failed) {
+      // The server ends the generation by itself, later.
+    } catch (InterruptedException interrupted) {
+      Thread.currentThread().interrupt();
     }
   }
 
@@ -100,7 +156,7 @@ final class Connection implements AutoCloseable {
             Map.of(
                 "methodConfig", List.of(RETRIES),
                 "loadBalancingConfig", List.of(Map.of("round_robin", Map.of())),
-                "healthCheckConfig", Map.of("serviceName", READINESS_SERVICE)));
+                "healthCheckConfig", Map.of("serviceName", GenerationServiceGrpc.SERVICE_NAME)));
   }
 
   private static ManagedChannelBuilder<?> configured(ManagedChannelBuilder<?> builder) {

@@ -4,97 +4,143 @@ import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.Status;
 import io.grpc.StatusRuntimeException;
+import io.mlxstream.v1.AbortRequest;
 import io.mlxstream.v1.Finished;
+import io.mlxstream.v1.GenerateRequest;
 import io.mlxstream.v1.GenerateResponse;
+import io.mlxstream.v1.GeneratedToken;
+import io.mlxstream.v1.GenerationServiceGrpc.GenerationServiceBlockingStub;
+import io.mlxstream.v1.ResumeRequest;
 import io.mlxstream.v1.Started;
+import io.mlxstream.v1.TokenChunk;
 import java.time.Duration;
 import java.util.Iterator;
+import java.util.List;
+import java.util.Set;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
 /**
- * Owns the calls of one generation: opens the first at the first read, goes on with another where a durable generation
- * has lost its connection, remembers what matters, and can end it from any thread.
+ * Reads one generation through as many calls as it takes, and can end it from any thread.
+ *
+ * <p>A durable one that was cut off is resumed where it stood, until its deadline; whoever reads sees each token once.
  */
 final class EventReader {
   private static final long FIRST_PAUSE_MILLIS = 100;
   private static final long LONGEST_PAUSE_MILLIS = 2_000;
+  // What the server says of a point that its log has lost; what lies before it is whole.
+  private static final Set<String> LOST_POINT_REASONS = Set.of("RESUME_POINT_GONE", "CHECKPOINT_DAMAGED");
 
-  /** What a reader needs of its client. */
-  interface Source {
-    /** Begins the generation, or goes on after an event of it ({@code started} is null before the first). */
-    Iterator<GenerateResponse> open(Deadline deadline, Started started, long afterSequence);
-
-    /** Ends a generation that does not end with its call. */
-    void abort(String generationId);
-
-    boolean isClosed();
-  }
-
-  private final Source source;
-  private final String target;
+  private final Connection connection;
+  private final GenerationServiceBlockingStub generations;
   private final Duration timeout;
   private final boolean isDurable;
+  private final GenerateRequest request;
+  private final long firstSequence;
   private final CountDownLatch leaving = new CountDownLatch(1);
+  // What a reader that was left fails with; null: it stops without an error.
+  private volatile MlxStreamException leavingError;
+
   private volatile Context.CancellableContext context;
+  private volatile boolean isOver;
+  private volatile String generationId;
   private Iterator<GenerateResponse> responses;
   private Deadline deadline;
-  private volatile boolean isOver;
   private int failures;
+  // How much text has come since the first point, and how far into it the calls have got: one may say it again.
+  private int textLength;
+  private int place;
+  // The end of a durable generation that failed: the status that follows shows whether it is the end.
+  private GenerateResponse held;
+  // What the reader fails with once the held event was given.
+  private MlxStreamException failure;
+
   volatile Started started;
   volatile Finished finished;
   volatile long sequence;
   volatile int generatedTokens;
 
-  EventReader(Source source, String target, Duration timeout, boolean isDurable) {
-    this.source = source;
-    this.target = target;
+  /**
+   * Begins with {@code request}, or, where {@code first} names a generation, after that point.
+   *
+   * @param generations has no deadline yet
+   * @param timeout of the whole generation; null means none
+   */
+  EventReader(
+      Connection connection,
+      GenerationServiceBlockingStub generations,
+      Duration timeout,
+      GenerateRequest request,
+      ResumeRequest first) {
+    this.connection = connection;
+    this.generations = generations;
     this.timeout = timeout;
-    this.isDurable = isDurable;
+    this.request = request;
+    generationId = first.getGenerationId();
+    firstSequence = first.getAfterSequence();
+    sequence = firstSequence;
+    isDurable = request.getDelivery().getDurable() || !generationId.isEmpty();
   }
 
-  /** The next event; null after the last one, and after {@link #cancel}. */
+  /** The next event that the caller has not had; null after the last one, and after {@link #cancel}. */
   GenerateResponse read() {
+    if (failure != null) {
+      MlxStreamException told = failure;
+      failure = null;
+      throw told;
+    }
     while (!isOver && !hasLeft()) {
-      try {
-        if (responses == null) {
-          open();
-        }
-        if (responses.hasNext()) {
-          GenerateResponse response = responses.next();
-          if (remember(response)) {
-            return response;
-          }
-          continue;
-        }
-        isOver = finished != null;
-        if (!isOver) {
-          settle(MlxStreamException.streamCut(), Status.Code.DATA_LOSS);
-        }
-      } catch (StatusRuntimeException error) {
-        Integer tokens = started == null ? null : generatedTokens;
-        Deadline outer = Context.current().getDeadline();
-        Duration passed = outer != null && outer.isExpired() ? null : timeout; // whose deadline it was
-        settle(MlxStreamException.of(error, target, passed, tokens), error.getStatus().getCode());
+      GenerateResponse news = receive();
+      if (news != null) {
+        remember(news);
+        return news;
       }
+    }
+    connection.readers.remove(this);
+    if (leavingError != null) {
+      throw leavingError;
     }
     return null;
   }
 
   /** Ends the generation, from any thread; without effect once it has ended. */
   void cancel() {
+    leave(null);
+  }
+
+  /** Ends the generation because its client is closed: a reader that is under way fails. */
+  void close() {
+    leave(MlxStreamException.clientClosed());
+  }
+
+  private synchronized void leave(MlxStreamException error) {
+    connection.readers.remove(this);
     if (isOver || finished != null || hasLeft()) {
       return;
     }
+    leavingError = error;
     leaving.countDown();
     Context.CancellableContext running = context;
-    if (running != null) {
-      running.cancel(null);
+    if (running == null) {
+      return; // nothing was sent yet
     }
-    Started begun = started;
-    if (isDurable && begun != null) {
-      source.abort(begun.getGenerationId());
+    running.cancel(null);
+    sayFarewell();
+  }
+
+  /** A durable generation would wait for somebody to come back. */
+  private void sayFarewell() {
+    if (isDurable) {
+      connection.sayFarewell(name());
+    }
+  }
+
+  /** The context around the reader has been cancelled, perhaps while nobody reads. Its deadline is one of the call. */
+  private void leaveWith(Context owner) {
+    if (owner.isCancelled() && !(owner.cancellationCause() instanceof TimeoutException)) {
+      leave(MlxStreamException.cancelledHere());
     }
   }
 
@@ -102,77 +148,164 @@ final class EventReader {
     return leaving.getCount() == 0;
   }
 
+  private void end() {
+    isOver = true;
+    connection.readers.remove(this);
+    context.cancel(null); // frees what it holds of its parent
+  }
+
+  private AbortRequest name() {
+    return generationId.isEmpty()
+        ? AbortRequest.newBuilder().setRequestId(request.getRequestId()).build()
+        : AbortRequest.newBuilder().setGenerationId(generationId).build();
+  }
+
+  /** What is new of the next message, of the call in hand or of the next one; null if nothing is. */
+  private GenerateResponse receive() {
+    try {
+      if (responses == null) {
+        open();
+      }
+      if (responses.hasNext()) {
+        return news(responses.next());
+      }
+    } catch (StatusRuntimeException error) {
+      Deadline outer = Context.current().getDeadline();
+      Duration passed = outer != null && outer.isExpired() ? null : timeout; // whose deadline it was
+      Integer tokens = started == null ? null : generatedTokens;
+      return recover(MlxStreamException.of(error, connection.target, passed, tokens), error.getStatus().getCode());
+    }
+    if (finished == null) {
+      return recover(MlxStreamException.streamCut(), Status.Code.DATA_LOSS);
+    }
+    end();
+    return null;
+  }
+
   private void open() {
     if (deadline == null && timeout != null) {
       deadline = Deadline.after(timeout.toMillis(), TimeUnit.MILLISECONDS);
     }
-    Context.CancellableContext mine = Context.current().withCancellation();
+    if (sequence == firstSequence) {
+      place = 0;
+    }
+    connection.awaitFarewell(generationId); // it would end what is resumed
+    connection.begin(this);
+    Context owner = Context.current();
+    Context.CancellableContext mine = owner.withCancellation();
     context = mine;
+    mine.addListener(cancelled -> leaveWith(owner), Runnable::run);
     if (hasLeft()) { // by another thread, which saw no context yet
       mine.cancel(null);
     }
     Context before = mine.attach();
     try {
-      responses = source.open(deadline, started, sequence);
+      GenerationServiceBlockingStub bounded = generations.withDeadline(deadline);
+      responses = generationId.isEmpty() ? bounded.generate(request) : bounded.resume(point());
     } finally {
       mine.detach(before);
     }
   }
 
-  /** Notes what matters of an event; false for the Started with which a resumed stream begins again. */
-  private boolean remember(GenerateResponse response) {
+  private ResumeRequest point() {
+    return ResumeRequest.newBuilder().setGenerationId(generationId).setAfterSequence(sequence).build();
+  }
+
+  /** What the caller has not had of {@code response}; null if that is nothing. */
+  private GenerateResponse news(GenerateResponse response) {
     failures = 0;
     sequence = response.getSequence();
-    if (response.hasStarted() && started != null) {
-      return false;
+    return switch (response.getEventCase()) {
+      case STARTED -> started == null ? response : null;
+      case CHUNK -> newPart(response);
+      case FINISHED -> {
+        boolean isHeld = isDurable && response.getFinished().hasError();
+        held = isHeld ? response : null;
+        yield isHeld ? null : response;
+      }
+      default -> response; // heartbeats, canvases, and whatever a newer server sends
+    };
+  }
+
+  /** A chunk without what an earlier call has brought already; null if nothing is left of it. */
+  private GenerateResponse newPart(GenerateResponse response) {
+    TokenChunk chunk = response.getChunk();
+    String text = chunk.getText();
+    List<GeneratedToken> tokens =
+        chunk.getTokensList().stream().filter(token -> token.getIndex() >= generatedTokens).toList();
+    int known = Math.min(textLength - place, text.length());
+    place += text.length();
+    textLength = Math.max(textLength, place);
+    if (tokens.isEmpty() && known == text.length()) {
+      return null;
     }
+    if (tokens.size() == chunk.getTokensCount() && known == 0) {
+      return response;
+    }
+    var part = chunk.toBuilder().clearTokens().addAllTokens(tokens).setText(text.substring(known));
+    return response.toBuilder().setChunk(part).build();
+  }
+
+  private void remember(GenerateResponse response) {
     switch (response.getEventCase()) {
-      case STARTED -> started = response.getStarted();
+      case STARTED -> {
+        started = response.getStarted();
+        generationId = started.getGenerationId();
+      }
       case FINISHED -> finished = response.getFinished();
       case CHUNK -> {
         int count = response.getChunk().getTokensCount();
-        if (count > 0) {
-          generatedTokens = response.getChunk().getTokens(count - 1).getIndex() + 1;
-        }
+        generatedTokens = count == 0 ? generatedTokens : response.getChunk().getTokens(count - 1).getIndex() + 1;
       }
-      default -> { } // heartbeats, canvases, and whatever a newer server sends
+      default -> { }
     }
-    return true;
   }
 
-  /** Returns where the reader may go on, after a pause; throws where it may not. */
-  private void settle(MlxStreamException error, Status.Code code) {
+  /** Waits until the next call is due, and gives null; where none is, the last event that there is, or it throws. */
+  private GenerateResponse recover(MlxStreamException error, Status.Code code) {
+    if (code == Status.Code.CANCELLED && (Context.current().isCancelled() || Thread.currentThread().isInterrupted())) {
+      leave(MlxStreamException.cancelledHere());
+    }
     if (hasLeft()) {
-      return;
+      return null;
+    }
+    long pauseMillis = Math.max(error.retryAfter().map(Duration::toMillis).orElse(0L), backoffMillis(failures++));
+    boolean isTooLate = deadline != null && deadline.timeRemaining(TimeUnit.MILLISECONDS) <= pauseMillis;
+    if (isTooLate || !mayGoOn(error)) {
+      if (error.kind() == MlxStreamException.Kind.DEADLINE_EXCEEDED) {
+        sayFarewell();
+      }
+      end();
+      if (held == null) {
+        throw error;
+      }
+      failure = error;
+      return held;
     }
     context.cancel(null); // frees what it holds of its parent
-    if (code == Status.Code.CANCELLED && (Context.current().isCancelled() || Thread.currentThread().isInterrupted())) {
-      cancel();
-      throw MlxStreamException.cancelledHere("CANCELLED_HERE", "the context or the thread of the call was cancelled");
-    }
-    long pauseMillis = backoffMillis(failures++);
-    boolean isTooLate = deadline != null && deadline.timeRemaining(TimeUnit.MILLISECONDS) <= pauseMillis;
-    boolean mayGoOn = isDurable && started != null && finished == null && error.isConnectionLost();
-    if (source.isClosed()) {
-      isOver = true;
-      throw MlxStreamException.cancelledHere("CLIENT_CLOSED", "the client was closed");
-    }
-    if (!mayGoOn || isTooLate) {
-      isOver = true;
-      throw error;
-    }
     responses = null;
+    held = null;
     pause(pauseMillis);
+    return null;
+  }
+
+  private boolean mayGoOn(MlxStreamException error) {
+    if (!isDurable || started == null || finished != null) {
+      return false;
+    }
+    if (LOST_POINT_REASONS.contains(error.reason()) && sequence != firstSequence) {
+      sequence = firstSequence; // everything is said again, and skipped
+      return true;
+    }
+    return error.isTransient();
   }
 
   private void pause(long millis) {
     try {
-      boolean hasLeft = leaving.await(millis, TimeUnit.MILLISECONDS);
-      isOver = isOver || hasLeft;
+      leaving.await(millis, TimeUnit.MILLISECONDS);
     } catch (InterruptedException interrupted) {
-      cancel();
       Thread.currentThread().interrupt();
-      throw MlxStreamException.cancelledHere("CANCELLED_HERE", "the thread of the call was interrupted");
+      leave(MlxStreamException.cancelledHere());
     }
   }
 

@@ -15,19 +15,15 @@ import io.mlxstream.v1.AdminServiceGrpc;
 import io.mlxstream.v1.CompleteRequest;
 import io.mlxstream.v1.GenerateRequest;
 import io.mlxstream.v1.GenerateRequestOrBuilder;
-import io.mlxstream.v1.GenerateResponse;
 import io.mlxstream.v1.GenerationServiceGrpc;
 import io.mlxstream.v1.GetModelRequest;
 import io.mlxstream.v1.ModelInfo;
 import io.mlxstream.v1.ModelServiceGrpc;
 import io.mlxstream.v1.ResumeRequest;
-import io.mlxstream.v1.Started;
 import java.time.Duration;
 import java.util.Arrays;
-import java.util.Iterator;
 import java.util.List;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.Future;
+import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Function;
 import java.util.function.Predicate;
@@ -47,7 +43,6 @@ import java.util.function.Supplier;
  */
 public final class MlxStreamClient implements AutoCloseable {
   private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(600);
-  private static final Duration ABORT_TIMEOUT = Duration.ofSeconds(5);
   private static final Metadata.Key<String> PRIORITY =
       Metadata.Key.of("mlx-stream-priority", Metadata.ASCII_STRING_MARSHALLER);
 
@@ -128,17 +123,13 @@ public final class MlxStreamClient implements AutoCloseable {
 
   /** Generates, and gives the text as it comes. {@link Prompt} begins a request. */
   public TextStream stream(GenerateRequestOrBuilder request) {
-    GenerateRequest whole = built(request);
-    return reading(whole.getDelivery().getDurable(), stub -> stub.generate(whole));
+    return reading(built(request), ResumeRequest.getDefaultInstance());
   }
 
   /** Goes on with a durable generation after the event with this number; 0 begins at its first. */
   public TextStream resume(String generationId, long afterSequence) {
-    ResumeRequest request = resumeRequest(generationId, afterSequence);
-    return reading(true, stub -> {
-      awaitAborts();
-      return stub.resume(request);
-    });
+    var first = ResumeRequest.newBuilder().setGenerationId(generationId).setAfterSequence(afterSequence).build();
+    return reading(GenerateRequest.getDefaultInstance(), first);
   }
 
   /** Generates, and gives all of it at the end. */
@@ -149,7 +140,7 @@ public final class MlxStreamClient implements AutoCloseable {
     } catch (InvalidProtocolBufferException impossible) {
       throw new IllegalStateException(impossible);
     }
-    return Generation.of(call(() -> generations(deadline(timeout)).complete(same)));
+    return Generation.of(call(() -> generations().withDeadline(deadline()).complete(same)));
   }
 
   /** Ends a generation by the caller's name for it. One that does not run (any more) is not an error. */
@@ -169,29 +160,33 @@ public final class MlxStreamClient implements AutoCloseable {
 
   /** Makes a call of the ModelService, such as {@code tokenize}, with this client's deadline and errors. */
   public <T> T models(Function<ModelServiceGrpc.ModelServiceBlockingStub, T> use) {
-    return call(() -> use.apply(prepared(ModelServiceGrpc.newBlockingStub(connection.channel), deadline(timeout))));
+    var stub = prepared(ModelServiceGrpc.newBlockingStub(connection.channel));
+    return call(() -> use.apply(stub.withDeadline(deadline())));
   }
 
   /** Makes a call of the AdminService, such as {@code drain}, with this client's deadline and errors. */
   public <T> T admin(Function<AdminServiceGrpc.AdminServiceBlockingStub, T> use) {
-    return call(() -> use.apply(prepared(AdminServiceGrpc.newBlockingStub(connection.channel), deadline(timeout))));
+    var stub = prepared(AdminServiceGrpc.newBlockingStub(connection.channel));
+    return call(() -> use.apply(stub.withDeadline(deadline())));
   }
 
   /** Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness. */
   public String health(String service) {
     HealthCheckRequest request = HealthCheckRequest.newBuilder().setService(service).build();
-    var stub = prepared(HealthGrpc.newBlockingStub(connection.channel), deadline(timeout));
-    return call(() -> stub.check(request)).getStatus().name();
+    var stub = prepared(HealthGrpc.newBlockingStub(connection.channel));
+    return call(() -> stub.withDeadline(deadline()).check(request)).getStatus().name();
   }
 
-  /** Follows the health of a service, its status now first, for as long as {@code more} says so. */
+  /**
+   * Follows the health of a service, its status now first, for as long as {@code more} says so. It has no deadline but
+   * that of the {@code io.grpc.Context} around it.
+   */
   public void watchHealth(String service, Predicate<String> more) {
     HealthCheckRequest request = HealthCheckRequest.newBuilder().setService(service).build();
-    var stub = prepared(HealthGrpc.newBlockingStub(connection.channel), deadline(timeout));
     Context.CancellableContext context = Context.current().withCancellation();
     Context before = context.attach();
     try {
-      var statuses = stub.watch(request);
+      var statuses = prepared(HealthGrpc.newBlockingStub(connection.channel)).watch(request);
       while (call(statuses::hasNext) && more.test(statuses.next().getStatus().name())) {}
     } finally {
       context.detach(before);
@@ -199,79 +194,43 @@ public final class MlxStreamClient implements AutoCloseable {
     }
   }
 
-  /** Closes the connection and ends everything that still runs on it, on views with other settings too. */
+  /**
+   * Ends everything that still runs, on views with other settings too, and closes the connection once the servers know,
+   * within two seconds.
+   */
   @Override
   public void close() {
     connection.close();
   }
 
   private AbortResponse abort(AbortRequest.Builder request) {
-    return call(() -> generations(deadline(timeout)).abort(request.build()));
+    return call(() -> generations().withDeadline(deadline()).abort(request.build()));
   }
 
-  private TextStream reading(
-      boolean isDurable, Function<GenerationServiceGrpc.GenerationServiceBlockingStub, Iterator<GenerateResponse>> begin) {
-    var source = new EventReader.Source() {
-      @Override
-      public Iterator<GenerateResponse> open(Deadline deadline, Started started, long afterSequence) {
-        var stub = generations(deadline);
-        return started == null
-            ? begin.apply(stub)
-            : stub.resume(resumeRequest(started.getGenerationId(), afterSequence));
-      }
-
-      @Override
-      public void abort(String generationId) {
-        AbortRequest request = AbortRequest.newBuilder().setGenerationId(generationId).build();
-        var stub = prepared(GenerationServiceGrpc.newFutureStub(connection.channel), deadline(ABORT_TIMEOUT));
-        Context.ROOT.run(() -> { // nobody waits for it here: the call has been left
-          var aborting = stub.abort(request);
-          connection.aborting.add(aborting);
-          aborting.addListener(() -> connection.aborting.remove(aborting), Runnable::run);
-        });
-      }
-
-      @Override
-      public boolean isClosed() {
-        return connection.channel.isShutdown();
-      }
-    };
-    return new TextStream(new EventReader(source, connection.target, timeout, isDurable));
+  private TextStream reading(GenerateRequest request, ResumeRequest first) {
+    return new TextStream(new EventReader(connection, generations(), timeout, request, first));
   }
 
-  private void awaitAborts() {
-    for (Future<?> aborting : connection.aborting) {
-      try {
-        aborting.get();
-      } catch (ExecutionException failed) {
-        continue; // then there is nothing to wait for
-      } catch (InterruptedException interrupted) {
-        Thread.currentThread().interrupt();
-        return;
-      }
-    }
+  private GenerationServiceGrpc.GenerationServiceBlockingStub generations() {
+    return prepared(GenerationServiceGrpc.newBlockingStub(connection.channel));
   }
 
-  private GenerationServiceGrpc.GenerationServiceBlockingStub generations(Deadline deadline) {
-    return prepared(GenerationServiceGrpc.newBlockingStub(connection.channel), deadline);
-  }
-
-  private <S extends AbstractStub<S>> S prepared(S stub, Deadline deadline) {
-    return stub.withDeadline(deadline).withInterceptors(MetadataUtils.newAttachHeadersInterceptor(metadata));
+  private <S extends AbstractStub<S>> S prepared(S stub) {
+    return stub.withInterceptors(MetadataUtils.newAttachHeadersInterceptor(metadata));
   }
 
   private <T> T call(Supplier<T> use) {
     try {
       return use.get();
     } catch (StatusRuntimeException error) {
-      if (connection.channel.isShutdown()) {
-        throw MlxStreamException.cancelledHere("CLIENT_CLOSED", "the client was closed");
+      if (connection.isClosed()) {
+        throw MlxStreamException.clientClosed();
       }
       throw MlxStreamException.of(error, connection.target, timeout, null);
     }
   }
 
-  private static Deadline deadline(Duration timeout) {
+  private Deadline deadline() {
     return timeout == null ? null : Deadline.after(timeout.toMillis(), TimeUnit.MILLISECONDS);
   }
 
@@ -282,11 +241,12 @@ public final class MlxStreamClient implements AutoCloseable {
     return timeout;
   }
 
+  /** The request; one that is to be durable has a name, which tells the server a repetition from a twin. */
   private static GenerateRequest built(GenerateRequestOrBuilder request) {
-    return request instanceof GenerateRequest.Builder builder ? builder.build() : (GenerateRequest) request;
-  }
-
-  private static ResumeRequest resumeRequest(String generationId, long afterSequence) {
-    return ResumeRequest.newBuilder().setGenerationId(generationId).setAfterSequence(afterSequence).build();
+    var whole = request instanceof GenerateRequest.Builder builder ? builder.build() : (GenerateRequest) request;
+    if (!whole.getDelivery().getDurable() || !whole.getRequestId().isEmpty()) {
+      return whole;
+    }
+    return whole.toBuilder().setRequestId(UUID.randomUUID().toString()).build();
   }
 }

@@ -104,9 +104,13 @@ public final class MlxStreamException extends RuntimeException {
     return Optional.ofNullable(retryAfter);
   }
 
-  /** Whether the connection was lost rather than the generation. */
-  boolean isConnectionLost() {
-    return code == Status.Code.UNAVAILABLE || kind == Kind.STREAM_CUT;
+  /** Whether a durable generation may go on: the server is away, restarts, or is full and says for how long. */
+  boolean isTransient() {
+    return switch (kind) {
+      case UNAVAILABLE, STREAM_CUT -> true;
+      case OVERLOADED -> retryAfter != null;
+      default -> false;
+    };
   }
 
   static MlxStreamException streamCut() {
@@ -115,7 +119,15 @@ public final class MlxStreamException extends RuntimeException {
         Kind.STREAM_CUT, Status.Code.DATA_LOSS, "the stream ended without its last event", details, null);
   }
 
-  static MlxStreamException cancelledHere(String reason, String message) {
+  static MlxStreamException cancelledHere() {
+    return cancelled("CANCELLED_HERE", "the context or the thread of the call was cancelled");
+  }
+
+  static MlxStreamException clientClosed() {
+    return cancelled("CLIENT_CLOSED", "the client was closed");
+  }
+
+  private static MlxStreamException cancelled(String reason, String message) {
     return new MlxStreamException(Kind.CANCELLED, Status.Code.CANCELLED, message, new Details(reason), null);
   }
 

@@ -18,7 +18,7 @@ import java.util.function.Function;
  * <p>Use it in a {@code try} block: its end ends the generation on the server, as do {@code cancel}, a cancelled {@code
  * io.grpc.Context} around the reader, and an interrupt of it. (Java does not tell an iterator that its loop was left; a
  * stream that was only dropped ends when it is collected.) A durable generation goes on by itself after a lost
- * connection.
+ * connection, and after a restart of its server.
  */
 public final class TextStream implements Iterable<String>, AutoCloseable {
   private static final Cleaner CLEANER = Cleaner.create();
