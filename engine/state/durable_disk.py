@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -34,6 +35,8 @@ CLOSE_SECONDS: Final = 5.0
 """How long `close` waits for what is queued."""
 SWEEP_SECONDS: Final = 60.0
 """How often the worker looks for what is too old or too much, and how far other clocks may be ahead."""
+TIDY_SECONDS: Final = 0.1
+"""How long the worker removes what is over before it looks after what waits."""
 FAILURE_SECONDS: Final = 5.0
 """How long rows take no checkpoint after the disk has failed."""
 
@@ -60,6 +63,7 @@ class DurableDisk:
         self._max_age_seconds = max_age_seconds
         self._used_bytes = 0
         self._swept_at = time.monotonic()
+        self._is_closing = False
         self._failed_at: float | None = None
         self._warned: set[str] = set()
         self._worker = DiskWorker(
@@ -110,6 +114,7 @@ class DurableDisk:
 
     def close(self) -> None:
         """See `engine.contracts.durability.DurableStore.close`."""
+        self._is_closing = True
         self._worker.close(CLOSE_SECONDS)
 
     def wait_idle(self, seconds: float) -> bool:
@@ -160,35 +165,49 @@ class DurableDisk:
         return now - found.written_at > self._max_age_seconds or (found.goes_at is not None and now > found.goes_at)
 
     def _sweep(self, needed_bytes: int = 0) -> None:
-        """Remove what is over, then what is least needed, until everything and `needed_bytes` fit."""
+        """Remove what is over, and what is least needed until `needed_bytes` fit too; see `_tidy` for the former."""
         self._swept_at = time.monotonic()
         found = self._root.found()
         self._used_bytes = sum(one.size_bytes for one in found)
-        for one in reversed(found):
-            is_too_much = self._used_bytes + needed_bytes > self._capacity_bytes
-            if (self._is_over(one) or is_too_much) and self._remove_unheld(one, is_too_much=is_too_much):
-                self._used_bytes -= one.size_bytes
+        least_needed_first = deque(
+            sorted(found, key=lambda one: (not self._is_over(one), one.goes_at is None, one.written_at))
+        )
+        while least_needed_first and self._used_bytes + needed_bytes > self._capacity_bytes:
+            self._remove_unheld(least_needed_first.popleft(), is_too_much=True)
+        self._tidy(least_needed_first)
+
+    def _tidy(self, found: deque[Found]) -> None:
+        """See to what is over or dated wrongly, for a moment; the rest comes after what else there is to do."""
+        until = time.monotonic() + TIDY_SECONDS
+        while found:
+            one = found.popleft()
+            if self._is_over(one):
+                self._remove_unheld(one, is_too_much=False)
             elif one.written_at > time.time() + SWEEP_SECONDS:
                 self._renew_unheld(one)
-        self._root.clean(time.time() - self._max_age_seconds)
+            if time.monotonic() >= until:
+                break
+        if not found:
+            self._root.clean(time.time() - self._max_age_seconds)
+        elif not self._is_closing:
+            self._worker.submit(lambda: self._tidy(found))
 
-    def _remove_unheld(self, found: Found, *, is_too_much: bool) -> bool:
-        """Remove it if nobody holds it, and it is still over or too much; returns whether it is gone."""
+    def _remove_unheld(self, found: Found, *, is_too_much: bool) -> None:
+        """Remove it if nobody holds it, and it is still over or too much."""
         try:
             held = self._root.hold(found)
             if held is None:
-                return False
-            lock, found = held
-            if not is_too_much and not self._is_over(found):
+                return
+            lock, now = held
+            if is_too_much or self._is_over(now):
+                self._root.remove(lock, leave_mark=True)
+                self._used_bytes -= found.size_bytes
+            else:
                 lock.unlock()
-                return False
-            self._root.remove(lock, leave_mark=True)
         except FileNotFoundError:
-            return True
+            self._used_bytes -= found.size_bytes
         except OSError as error:
             self._warn("durable generations cannot be removed", error)
-            return False
-        return True
 
     def _renew_unheld(self, found: Found) -> None:
         """Let the time of what was written in the future begin now: the clock was set back since."""

@@ -146,7 +146,7 @@ class DurableRoot:
             raise
 
     def found(self, *, generation_id: str | None = None, key: str | None = None) -> list[Found]:
-        """Generations, all or those of one id or key: those written last first, and what was delivered at the end.
+        """Generations, all or those of one id or key, and those written last first.
 
         Raises:
             OSError: the place cannot be read, or is not this user's alone.
@@ -156,7 +156,7 @@ class DurableRoot:
             if generation_id in (None, match[1]) and key in (None, match[2]):
                 with suppress(OSError):
                     found.append(_seen(self._root / match[0], generation_id=match[1], key=match[2]))
-        return sorted(found, key=lambda one: (one.goes_at is None, one.written_at), reverse=True)
+        return sorted(found, key=lambda one: one.written_at, reverse=True)
 
     def renew(self, lock: FolderLock) -> None:
         """Have a locked folder, and all that is in it, count as written now, but for when it is to go.

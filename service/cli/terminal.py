@@ -54,6 +54,7 @@ class Terminal:
         self._canvas = canvas
         self._progress = ProgressLine(console)
         self._pieces: list[str] = []
+        self._is_within_line = False
         self._tokens: list[GeneratedToken] = []
         self._prefill = Heartbeat()
 
@@ -64,6 +65,7 @@ class Terminal:
             MlxStreamError: The generation failed; what came before it has been shown.
         """
         self._pieces, self._tokens, self._prefill = [], [], Heartbeat()
+        self._is_within_line = False
         began, interrupted = time.monotonic(), False
         self._space()
         try:
@@ -85,8 +87,8 @@ class Terminal:
     def interject(self, text: str) -> None:
         """Say something while an answer is being written: on a line of its own, where both share a screen."""
         self._progress.clear()
-        if self._output.isatty() and self._is_within_line():
-            self._console.line()
+        if self._is_within_line and self._output.isatty() and self._console.is_terminal:
+            self._put("\n")
         self.note(text)
 
     def _follow(self, stream: TextStream) -> None:
@@ -120,6 +122,8 @@ class Terminal:
     def _put(self, text: str) -> None:
         self._output.write(harmless(text) if self._output.isatty() else text)
         self._output.flush()
+        if text:
+            self._is_within_line = not text.endswith("\n")
 
     def _put_what_was_drawn(self) -> None:
         if self._canvas is not None and self._canvas.is_visible:
@@ -127,16 +131,10 @@ class Terminal:
             self._put("".join(self._pieces))
 
     def _end_line(self) -> None:
-        if self._is_within_line():
-            self._output.write("\n")
-            self._output.flush()
+        if self._is_within_line:
+            self._put("\n")
         if self._pieces:
             self._space()
-
-    def _is_within_line(self) -> bool:
-        """Whether the text so far does not end with a line."""
-        written = [piece for piece in self._pieces if piece]
-        return bool(written) and not written[-1].endswith("\n")
 
     def _space(self) -> None:
         if self._spaced:
@@ -190,7 +188,10 @@ def account(stream: TextStream) -> str:
         blocks, steps = stats.denoising.blocks, stats.denoising.steps
         return " · ".join((made, f"{blocks} blocks in {steps} passes", f"prompt {tokens(stats.prompt_tokens)}", first))
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
-    return " · ".join((made, f"prompt {tokens(stats.prompt_tokens)}{cached} at {stats.prefill_tps:.0f}/s", first))
+    prompt = f"prompt {tokens(stats.prompt_tokens)}{cached}"
+    if not stats.prefill_tps:  # it was resumed: neither the prompt nor the first token came in this attempt
+        return f"{made} · {prompt}"
+    return " · ".join((made, f"{prompt} at {stats.prefill_tps:.0f}/s", first))
 
 
 @contextmanager

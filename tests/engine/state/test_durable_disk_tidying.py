@@ -1,6 +1,7 @@
 """The store of durable generations, tidying up: what goes by its time, by room or by accident, and what stays."""
 
 import os
+import threading
 import time
 from dataclasses import replace
 
@@ -95,6 +96,28 @@ def test_at_its_start_a_server_removes_what_others_have_delivered_long_ago_and_n
     assert first.wait_idle(20)
     opened()
     assert [place(tmp_path, one).exists() for one in ids] == [number % 3 != 1 for number in range(300)]
+
+
+def test_a_tidying_of_many_folders_lets_others_have_their_turn_and_ends_with_the_disk(opened, monkeypatch):
+    """Who lets go of a generation, so that another server can go on, does not wait for ten thousand dead ones."""
+    disk, order, waiting = opened(), [], threading.Event()
+    monkeypatch.setattr(durable_disk, "TIDY_SECONDS", 0.0)
+    for number in range(30):
+        folder = logged(disk, f"{number:032x}")
+        folder.deliver(keep_seconds=-60)
+        released(disk, folder)
+
+    def note_removal(lock, **_):
+        lock.unlock()
+        order.append("removed")
+        disk._is_closing = order.count("removed") == 20
+
+    monkeypatch.setattr(disk._root, "remove", note_removal)
+    for task in (waiting.wait, disk._sweep, lambda: order.append("other")):
+        disk.submit(task)
+    waiting.set()
+    assert disk.wait_idle(20)
+    assert order == ["removed", "other", *["removed"] * 19]
 
 
 def test_what_somebody_still_reads_is_not_removed_however_long_that_takes(opened, tmp_path):
