@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,18 @@ def server_flags(command: Callable[..., None]) -> Callable[..., None]:
     for flag in reversed(_SERVER_FLAGS):
         flagged = flag(flagged)
     return flagged
+
+
+def flags_as_given() -> str:
+    """What the user typed to say whom to ask, and as whom, for a further command; each flag begins with a blank."""
+    context = click.get_current_context()
+    names = ("target", "ca_file", "cert_file", "key_file", "token_file")
+    return "".join(
+        f" {parameter.opts[0]} {shlex.quote(str(context.params[name]))}"
+        for parameter in context.command.params
+        if (name := parameter.name) in names
+        and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    )
 
 
 def _credentials(

@@ -14,7 +14,7 @@ from mlxstream import (
     StreamCutError,
     UnavailableError,
 )
-from service.cli.asking import command_as_invoked
+from service.cli.asking import command_as_invoked, flags_as_given
 from service.cli.terminal import tokens
 
 if TYPE_CHECKING:
@@ -51,17 +51,19 @@ def hinted(terminal: Terminal, stream: TextStream, generation_id: str = "") -> I
         yield
     except (UnavailableError, StreamCutError, DeadlineExceededError):
         if generation_id or stream.started is not None:
-            terminal.note(how_to_go_on(stream, generation_id))
+            tell_how_to_go_on(terminal, stream, generation_id)
         raise
 
 
-def how_to_go_on(stream: TextStream, generation_id: str = "") -> str:
-    """The command that goes on with a generation; nothing is lost of it.
+def tell_how_to_go_on(terminal: Terminal, stream: TextStream, generation_id: str = "") -> None:
+    """Say the command that goes on with a generation; nothing is lost of it.
 
     `generation_id` is its name where that is known without a word from the server.
     """
     if stream.started is not None:
         generation_id = stream.started.generation_id
-    if not generation_id:
-        return "it had not begun: nothing is kept of it"
-    return f"go on with `{command_as_invoked()} resume {generation_id}`"
+    if generation_id:
+        command = f"{command_as_invoked()} resume {generation_id}{flags_as_given()}"
+        terminal.note(f"go on with `{command}`", to_copy=True)
+    else:
+        terminal.note("it had not begun: nothing is kept of it")

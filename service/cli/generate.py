@@ -77,7 +77,7 @@ def generate(
         if told:
             console.print(probability_table(answer.tokens, functools.partial(_token_text, client, model)))
         if answer.interrupted and durable:
-            terminal.note(durable_notes.how_to_go_on(stream))
+            durable_notes.tell_how_to_go_on(terminal, stream)
         if answer.interrupted:
             raise SystemExit(EXIT_INTERRUPTED)
         return None

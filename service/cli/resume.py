@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 
 from service.cli.asking import EXIT_INTERRUPTED, Credentials, answer_flags, connected
-from service.cli.durable_notes import hinted, how_to_go_on, told
+from service.cli.durable_notes import hinted, tell_how_to_go_on, told
 from service.cli.terminal import Terminal, show_as_json
 
 
@@ -37,6 +37,6 @@ def resume(
             if as_json:
                 return show_as_json(stream, sys.stdout)
             if terminal.show(stream).interrupted:
-                terminal.note(how_to_go_on(stream, generation_id))
+                tell_how_to_go_on(terminal, stream, generation_id)
                 raise SystemExit(EXIT_INTERRUPTED)
         return None

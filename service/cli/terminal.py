@@ -80,9 +80,10 @@ class Terminal:
         self._space()
         return Answer(text="".join(self._pieces), tokens=tuple(self._tokens), interrupted=interrupted)
 
-    def note(self, text: str) -> None:
-        """Say something beside the answer."""
-        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+    def note(self, text: str, *, to_copy: bool = False) -> None:
+        """Say something beside the answer; what is `to_copy` is not broken into lines."""
+        soft_wrap = to_copy or not self._console.is_terminal
+        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=soft_wrap)
 
     def interject(self, text: str) -> None:
         """Say something while an answer is being written: on a line of its own, where both share a screen."""
