@@ -68,6 +68,7 @@ def encode_geometry(geometry: GraphGeometry) -> graph_pb2.GraphGeometry:
         context_length=geometry.context_length,
         layer_types=geometry.layer_types,
         sliding_window=geometry.sliding_window,
+        canvas_length=geometry.canvas_length,
     )
 
 

@@ -93,7 +93,9 @@ class ModelHandlers:
         rows = request.rows if request.HasField("rows") else 1
         if not rows:
             raise InvalidRequestError.of("rows", "must be at least 1")
-        load = MemoryLoad(prompt_tokens=request.prompt_tokens, max_tokens=request.max_tokens, rows=rows)
+        load = MemoryLoad(
+            prompt_tokens=request.prompt_tokens, max_tokens=request.max_tokens, rows=rows, images=request.images
+        )
         return encode_memory_estimate(self._engine.estimate_memory(load, model=model.name))
 
     def _model(self, name: str) -> ModelInfo:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-SCHEMA_REVISION = 2
+SCHEMA_REVISION = 3
 MINIMUM_CLIENT_REVISION = 1
 
 

@@ -133,9 +133,14 @@ def _open_folder(folder: Path) -> Artifact:
     tensors = safetensors.read_folder(folder)
     own = foreign_config.has_own_graph(document)
     if own:
-        tensors = huggingface.canonical_tensors(document, tensors)
+        sees = huggingface.sees_images(document, tensors)
+        tensors = huggingface.canonical_tensors(document, tensors, sees=sees)
         config = huggingface.read_config(
-            folder, document, head_is_stored=HEAD_WEIGHT in tensors, is_original=has_original_convolutions(tensors)
+            folder,
+            document,
+            head_is_stored=HEAD_WEIGHT in tensors,
+            is_original=has_original_convolutions(tensors),
+            sees=sees,
         )
         check_weights(folder.name, config, tensors)
     else:

@@ -34,11 +34,14 @@ _TOWERS: Final = tuple(
 )
 
 
-def canonical_name(family: Family, stored: str, *, nested: bool) -> str | None:
+def canonical_name(family: Family, stored: str, *, nested: bool, sees: bool) -> str | None:
     """The name that `stored` has in the text model alone; None if it belongs to a part that is not served.
 
-    `nested`: the configuration states the text model in a `text_config`, whatever its family.
+    `nested`: the configuration states the text model in a `text_config`, whatever its family. `sees`: it describes a
+    vision tower, and the family's is served.
     """
+    if sees and stored.startswith(family.tower):
+        return stored
     if stored.startswith(family.dropped) and not stored.endswith(family.kept):
         return None
     if not (nested or family.multimodal):

@@ -33,16 +33,21 @@ _NOT_VARIABLES: Final = frozenset(
 _LONGEST_NAME_CHARACTERS: Final = 64
 
 
-def checked_messages(chat: ChatPrompt) -> list[dict[str, Any]]:
+def checked_messages(chat: ChatPrompt, *, takes_images: bool = False) -> list[dict[str, Any]]:
     """The messages as templates expect them; the text parts of one are joined without anything between them.
+
+    One that holds an image is a list of its parts instead, of which a template sees the kinds, and the texts.
 
     Raises:
         InvalidRequestError: there is none, or one is not usable.
-        UnsupportedOptionError: a message holds an image.
+        UnsupportedOptionError: a message holds an image, and the model `takes_images` not.
     """
     if not chat.messages:
         raise InvalidRequestError.of("prompt.chat.messages", "must not be empty")
-    return [_checked_message(message, f"prompt.chat.messages[{at}]") for at, message in enumerate(chat.messages)]
+    return [
+        _checked_message(message, f"prompt.chat.messages[{at}]", takes_images=takes_images)
+        for at, message in enumerate(chat.messages)
+    ]
 
 
 def checked_variables(chat: ChatPrompt) -> dict[str, Any]:
@@ -76,17 +81,21 @@ def refuse_unread(chat: ChatPrompt, read_names: Container[str]) -> None:
             raise UnsupportedOptionError(f"prompt.chat.{path}", "the model's chat template never reads it")
 
 
-def _checked_message(message: ChatMessage, field: str) -> dict[str, Any]:
+def _checked_message(message: ChatMessage, field: str, *, takes_images: bool) -> dict[str, Any]:
     require_unicode(message.role, f"{field}.role")
     if not message.role.strip():
         raise InvalidRequestError.of(f"{field}.role", "must not be empty")
-    texts = []
+    parts = []
     for at, part in enumerate(message.content):
         if isinstance(part, ImagePart):
-            raise UnsupportedOptionError(f"{field}.content[{at}].image", "the served model takes text alone")
-        require_unicode(part.text, f"{field}.content[{at}].text")
-        texts.append(part.text)
-    return {"role": message.role, "content": "".join(texts)}
+            if not takes_images:
+                raise UnsupportedOptionError(f"{field}.content[{at}].image", "the served model takes text alone")
+            parts.append({"type": "image"})
+        else:
+            require_unicode(part.text, f"{field}.content[{at}].text")
+            parts.append({"type": "text", "text": part.text})
+    has_image = any("text" not in part for part in parts)
+    return {"role": message.role, "content": parts if has_image else "".join(part["text"] for part in parts)}
 
 
 def _variable_field(name: str) -> str:

@@ -166,18 +166,22 @@ def chat_template_from_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -
     return _with_tokens({name: value for name, value in named.items() if isinstance(value, str)}, tokenizer)
 
 
-def encode_chat(template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatPrompt) -> tuple[str, list[int]]:
+def encode_chat(
+    template: ChatTemplate | None, tokenizer: Tokenizer, chat: ChatPrompt, *, takes_images: bool = False
+) -> tuple[str, list[int]]:
     """The text that a conversation becomes, and its token ids.
 
-    The template alone decides about control tokens, BOS included (a doubled one is dropped).
+    The template alone decides about control tokens, BOS included (a doubled one is dropped), and writes one for each
+    image where the model `takes_images`.
 
     Raises:
         InvalidRequestError: a field of the conversation is not usable; `ChatTemplateError` if the template says so.
-        UnsupportedOptionError: a message holds an image, or the template never reads something that is given to it.
+        UnsupportedOptionError: a message holds an image that is not taken, or the template never reads something that
+            is given to it.
     """
     if template is None:
         raise ChatTemplateError("the model has no chat template; send prompt.text or prompt.tokens instead")
-    messages = checked_messages(chat)
+    messages = checked_messages(chat, takes_images=takes_images)
     variables = checked_variables(chat)
     refuse_unread(chat, template.read_names(with_tools=bool(chat.tools)))
     tools = list(chat.tools) or None

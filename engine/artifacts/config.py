@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from engine.artifacts.layer_variety import LayerVariety
 from engine.artifacts.mixtures import Mixture
 from engine.artifacts.quantization import QuantizationConfig, QuantizationScheme
+from engine.artifacts.vision_fields import Vision
 from engine.contracts.graph import LINEAR_ATTENTION, GraphGeometry, Method, RecurrentGeometry
 from engine.contracts.options import OptionDefaults
 from engine.contracts.rope import RopeConfig, RopeKind
@@ -76,7 +77,8 @@ class ModelConfig:
     weights, "" if none. `option_defaults` are the model's own, from `generation_config.json`. `mixture` describes the
     experts of a model that has some, `recurrent` the state of layers that attend linearly. `gains_less_one`: the norms'
     gains are stored so. `variety` is of models whose layers differ in more than their kind; `kv_heads` and `head_dim`
-    are then those of sliding layers. `denoising` is of models that settle many tokens at once.
+    are then those of sliding layers. `denoising` is of models that settle many tokens at once, `vision` of models that
+    see images, with a tower of their own.
     """
 
     model_type: str
@@ -107,6 +109,7 @@ class ModelConfig:
     gains_less_one: bool = False
     variety: LayerVariety | None = None
     denoising: Denoising | None = None
+    vision: Vision | None = None
 
     @property
     def method(self) -> Method:
@@ -133,6 +136,7 @@ class ModelConfig:
             layer_key_values=self._layer_key_values(),
             recurrent=self.recurrent,
             canvas_length=0 if self.denoising is None else self.denoising.canvas_length,
+            vision=None if self.vision is None else self.vision.geometry,
         )
 
     def has_experts(self, layer: int) -> bool:

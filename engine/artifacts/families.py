@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.artifacts.family import BlockNorms, Family
 from engine.artifacts.mixtures import MixtureRecord
+from engine.artifacts.vision_shapes import PROJECTION, TOWER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -254,7 +255,7 @@ GEMMA4: Final = Family(
     multimodal=True,
 )
 
-# Encoder and decoder are one model but for a number in each layer; a vision tower beside it is not served. Its files
+# Encoder and decoder are one model but for a number in each layer, and a vision tower may stand beside them. Its files
 # may state nothing but token ids, the canvas and the quantization. Numeric reference: `mlx_vlm.models.diffusion_gemma`.
 DIFFUSION_GEMMA: Final = replace(
     GEMMA4,
@@ -284,6 +285,8 @@ DIFFUSION_GEMMA: Final = replace(
         "eos_token_id": 1,
         "pad_token_id": 0,
         "image_token_id": 258880,
+        "boi_token_id": 255999,
+        "eoi_token_id": 258882,
         "canvas_length": 256,
         "rope_parameters": GEMMA4.defaults["rope_parameters"],
     },
@@ -295,6 +298,7 @@ DIFFUSION_GEMMA: Final = replace(
     multimodal=False,
     dropped=("model.encoder.",),
     kept=(".layer_scalar",),
+    tower=(f"{TOWER}.", f"{PROJECTION}."),
     served={
         "attention_k_eq_v": (True,),
         "attn_logit_softcapping": (),

@@ -72,6 +72,7 @@ class Family:
         multimodal: whether its checkpoints may be the text half of multimodal ones, towers beside it.
         dropped: beginnings of names of other stored tensors that are not served.
         kept: endings of names that are served all the same.
+        tower: beginnings of names of a tower that sees images, which is served where the configuration describes it.
         mixture: how layers hold experts, where they do.
         recurrent: whether layers may attend linearly, by the gated delta rule.
         varied: whether layers may differ in more than their kind: sizes, shared keys and values, inputs of their own;
@@ -103,6 +104,7 @@ class Family:
     multimodal: bool = False
     dropped: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    tower: tuple[str, ...] = ()
     mixture: MixtureRecord | None = None
     recurrent: bool = False
     served: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.artifacts.families import FAMILIES
 from engine.artifacts.mixtures import BESIDE_NORMS, expert_tensors, module_of
+from engine.artifacts.vision_shapes import tower_shapes
 from engine.contracts.graph import LINEAR_ATTENTION
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def expected_shapes(config: ModelConfig, stored: Container[str] = ()) -> Shapes:
         shapes |= _layer_inputs(config, family, config.variety.input_width, config.variety.input_vocab_size)
     if config.denoising is not None:
         shapes |= _self_conditioning(config, family, f"{family.root}.self_conditioning")
+    shapes |= {} if config.vision is None else tower_shapes(config.vision, config.hidden_size)
     shapes |= _norm(family, f"{family.root}.norm", config.hidden_size)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = table

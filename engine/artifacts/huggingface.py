@@ -30,6 +30,7 @@ from engine.artifacts.quantization import parse_quantization
 from engine.artifacts.recurrent_fields import parse_recurrent
 from engine.artifacts.scaling_fields import parse_scaling
 from engine.artifacts.served_fields import check_served
+from engine.artifacts.vision_fields import VISION_CONFIG, parse_vision
 from engine.contracts.errors import CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 
 if TYPE_CHECKING:
@@ -47,11 +48,16 @@ _NESTED: Final = "text_config"
 
 
 def read_config(
-    folder: Path, document: Mapping[str, object], *, head_is_stored: bool, is_original: bool = False
+    folder: Path,
+    document: Mapping[str, object],
+    *,
+    head_is_stored: bool,
+    is_original: bool = False,
+    sees: bool = False,
 ) -> ModelConfig:
     """Interpret the parsed `config.json` of `folder` with its neighbours.
 
-    `head_is_stored`: the weights hold `lm_head`; `is_original` as in `model_config`.
+    `head_is_stored`: the weights hold `lm_head`; `is_original` and `sees` as in `model_config`.
 
     Raises:
         ArtifactError: a file is missing, damaged, or of a kind that we do not read.
@@ -62,6 +68,7 @@ def read_config(
         extra_eos_ids=tokenizer_eos_ids(folder),
         head_is_stored=head_is_stored,
         is_original=is_original,
+        sees=sees,
     )
 
 
@@ -81,10 +88,12 @@ def model_config(
     extra_eos_ids: tuple[int, ...] = (),
     head_is_stored: bool = False,
     is_original: bool = False,
+    sees: bool = False,
 ) -> ModelConfig:
     """Interpret parsed `config.json` and `generation_config.json` documents; pure.
 
-    `is_original`: the weights are as their authors store them, where MLX stores them otherwise.
+    `is_original`: the weights are as their authors store them, where MLX stores them otherwise. `sees`: what
+    `sees_images` says of the model.
     """
     top = Fields(CONFIG_FILE, document)
     stated = text_fields(top)
@@ -131,13 +140,14 @@ def model_config(
         mlp_bias=_has_bias(fields, family.mlp_bias),
         eos_token_ids=union_of_ids(stated_ids, generation_ids, extra_eos_ids),
         bos_token_id=_first(fields.token_ids("bos_token_id")),
-        quantization=_quantization(fields, family),
+        quantization=_quantization(fields, family, sees=sees),
         option_defaults=option_defaults(defaults),
         stored_dtype=fields.text("dtype") or fields.text("torch_dtype"),
         mixture=mixture,
         recurrent=parse_recurrent(fields, kinds),
         variety=variety,
         denoising=parse_denoising(top, fields, mixture) if family.method == "denoising" else None,
+        vision=parse_vision(top, fields) if sees else None,
         gains_less_one=family.norm == "rms_plus_one" or (family.norm == "rms_as_stored" and is_original),
     )
     for file, ids in (
@@ -149,7 +159,16 @@ def model_config(
     return config
 
 
-def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+def sees_images(document: Mapping[str, object], stored: Iterable[str]) -> bool:
+    """Whether a model has a vision tower that its family serves: described, and among the names `stored`."""
+    top = Fields(CONFIG_FILE, document)
+    tower = _family(text_fields(top)).tower
+    return VISION_CONFIG in top and any(name.startswith(tower) for name in stored)
+
+
+def canonical_tensors(
+    document: Mapping[str, object], tensors: Mapping[str, TensorHeader], *, sees: bool
+) -> dict[str, TensorHeader]:
     """The tensors of a folder under their canonical names, without those of parts that its family does not serve.
 
     Raises:
@@ -159,7 +178,7 @@ def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, Tens
     family, nested = _family(text_fields(top)), _NESTED in top
     found: dict[str, TensorHeader] = {}
     for stored, header in tensors.items():
-        name = canonical_name(family, stored, nested=nested)
+        name = canonical_name(family, stored, nested=nested, sees=sees)
         if name is None:
             continue
         if name in found:
@@ -168,7 +187,7 @@ def canonical_tensors(document: Mapping[str, object], tensors: Mapping[str, Tens
     return found
 
 
-def _quantization(fields: Fields, family: Family) -> QuantizationConfig | None:
+def _quantization(fields: Fields, family: Family, *, sees: bool) -> QuantizationConfig | None:
     """How the weights are quantized, by canonical name."""
     stated = parse_quantization(fields)
     if stated is None:
@@ -176,7 +195,7 @@ def _quantization(fields: Fields, family: Family) -> QuantizationConfig | None:
     overrides = {
         name: scheme
         for stored, scheme in stated.overrides.items()
-        if (name := canonical_name(family, stored, nested=_NESTED in fields)) is not None
+        if (name := canonical_name(family, stored, nested=_NESTED in fields, sees=sees)) is not None
     }
     return replace(stated, overrides=overrides)
 

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 SERVED: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     {
-        "use_bidirectional_attention": (
-            False,
-            "vision",
-        ),  # "vision": among the tokens of an image, which are not served
+        "use_bidirectional_attention": (False, "vision"),  # "vision": among the tokens of one image
         "is_causal": (True,),
         "quantize_activations": (False,),
         "position_embedding_type": ("rope", "rotary"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from engine.contracts.option_groups import AdapterSelection
+    from engine.contracts.vision import PromptImage
 
 GRAPH_ABI_DENOISING: Final = "mlx-denoising-v1"
 DEFAULT_STOPPING_IDS: Final = (1, 106)
@@ -80,14 +81,20 @@ class DenoisingGraph(ResidentGraph, Protocol):
     def embed_scale(self) -> float:
         """Factor on embeddings: the root of the hidden size."""
 
-    def prefill(self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = ()) -> DenoisingState:
+    def prefill(
+        self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = (), images: Sequence[PromptImage] = ()
+    ) -> DenoisingState:
         """Encode the first `tokens` [1, N] int32 of a row into a new state.
 
-        `adapters` are mounted ones, applied in this order; they stay with the state, for every pass over it.
+        `adapters` are mounted ones, applied in this order; they stay with the state, for every pass over it. `images`
+        are as in `extend_prefill`.
         """
 
-    def extend_prefill(self, tokens: mx.array, state: DenoisingState) -> None:
-        """Encode `tokens` [1, N] int32 at the positions from `state.offset` on, and append them."""
+    def extend_prefill(self, tokens: mx.array, state: DenoisingState, images: Sequence[PromptImage] = ()) -> None:
+        """Encode `tokens` [1, N] int32 at the positions from `state.offset` on, and append them.
+
+        `images`, in order and whole, start at places among `tokens`; only for a graph that declares media.
+        """
 
     def decoder_logits(self, canvas: mx.array, state: DenoisingState, feedback: mx.array | None) -> mx.array:
         """Logits [1, L, V] float32, soft-capped, of `canvas` [1, L] int32; `state` stays as it is.

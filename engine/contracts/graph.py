@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.contracts.cache import Cache
     from engine.contracts.composition import Composition
     from engine.contracts.option_groups import AdapterSelection
+    from engine.contracts.vision import VisionGeometry
 
 BACKEND_MLX = "mlx"
 GRAPH_ABI_AUTOREGRESSIVE = "mlx-hidden-bsh-v1"
@@ -71,7 +72,8 @@ class GraphGeometry:
     without one, and `recurrent` describes the state of layers with linear attention.
     `layer_key_values` holds the values that one token's keys take in each layer, 0 where a layer keeps none of its
     own; it is empty when every layer keeps `kv_heads` keys of `head_dim` values. Layers without any state are the last.
-    `canvas_length` holds the positions that a denoising graph revises together; 0 for other methods.
+    `canvas_length` holds the positions that a denoising graph revises together; 0 for other methods. `vision` holds
+    the sizes of the tower of a graph that sees images.
     """
 
     vocab_size: int
@@ -86,6 +88,7 @@ class GraphGeometry:
     layer_key_values: tuple[int, ...] = ()
     recurrent: RecurrentGeometry | None = None
     canvas_length: int = 0
+    vision: VisionGeometry | None = None
 
     @property
     def key_values(self) -> tuple[int, ...]:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLoad:
-    """Generations at the same time, each with a prompt and at most so many generated tokens."""
+    """Generations at the same time, each with a prompt and at most so many generated tokens.
+
+    `images` are those of each prompt; their tokens are among `prompt_tokens`, and each is as large as images become.
+    """
 
     prompt_tokens: int
     max_tokens: int
     rows: int = 1
+    images: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from engine.execution.text_work import refuse_hopeless_prompt
 from engine.generation.checkpoint_identity import generation_checkpoint_key
 from engine.generation.denoising_planning import refuse_for_denoising, resolve_denoising_options
 from engine.generation.denoising_row import DenoisingRow
+from engine.generation.image_stretches import widest_unit
 from engine.generation.memory import unit_tokens
 from engine.generation.planning import (
     NO_CANVAS,
@@ -38,6 +39,9 @@ from engine.generation.text import TextAssembler
 from engine.state.checkpoint_file import FORMAT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.artifacts.image_prompt import ImagePlace
     from engine.contracts.cancellation import AbortSignal
     from engine.contracts.durability import Continuation, DurableIdentity
     from engine.contracts.events import GenerationRequest
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from engine.contracts.options import GenerateOptions, ResolvedOptions
     from engine.contracts.prefix import PrefixUse
     from engine.contracts.prompt import Prompt
+    from engine.contracts.vision import PromptImage
     from engine.execution.resident import Resident
     from engine.execution.rows import JobRow
     from engine.execution.text_model import TextModel
@@ -69,6 +74,7 @@ class Acceptance:
     context_tokens: int
     unit_tokens: int
     draft_blocks: bool
+    images: tuple[PromptImage, ...]
 
     def open_row(self, signal: AbortSignal) -> JobRow:
         """A row for the engine thread."""
@@ -83,6 +89,7 @@ class Acceptance:
             submitted_at=self.submitted_at,
             clock=time.perf_counter,
             draft_blocks=self.draft_blocks,
+            images=self.images,
         )
 
     def autoregressive_row(self, signal: AbortSignal) -> Row:
@@ -172,7 +179,7 @@ def _accepted(resident: Resident, request: GenerationRequest, submitted_at: floa
     geometry = resident.info.geometry
     bound, context_length = request.max_prompt_tokens, geometry.context_length
     refuse_hopeless_prompt(request.prompt, resident.text.tokenizer, context_length, bound)
-    field, prompt_ids = prompt_to_ids(resident.text, request.prompt)
+    field, prompt_ids, places = prompt_to_ids(resident.text, request.prompt)
     check_prompt(
         prompt_ids,
         vocab_size=geometry.vocab_size,
@@ -186,8 +193,12 @@ def _accepted(resident: Resident, request: GenerationRequest, submitted_at: floa
     widest = min(len(prompt_ids), options.prefill_chunk_size)
     if not chunk_is_exact:
         widest = min(widest, resident.step_tokens)
-    widest = unit_tokens(geometry, widest)
+    image_tokens = [place.tokens for place in places]
+    widest = unit_tokens(geometry, widest_unit(image_tokens, widest))
     context_tokens = len(prompt_ids) + options.max_tokens
+    state_bytes = _state_bytes(
+        resident, len(prompt_ids), options, step_tokens=widest, context_tokens=context_tokens, images=image_tokens
+    )
     generation_id = uuid.uuid4().hex
     prefix = resolve_prefix(request.options, options, resident.info, store_is_on=resident.prefix_bytes > 0)
     return Acceptance(
@@ -200,10 +211,11 @@ def _accepted(resident: Resident, request: GenerationRequest, submitted_at: floa
         prefix=prefix,
         chunk_is_exact=chunk_is_exact,
         submitted_at=submitted_at,
-        state_bytes=_state_bytes(resident, len(prompt_ids), options, step_tokens=widest, context_tokens=context_tokens),
+        state_bytes=state_bytes,
         context_tokens=context_tokens,
         unit_tokens=widest,
         draft_blocks=request.draft_blocks,
+        images=tuple(place.decoded() for place in places),
     )
 
 
@@ -234,7 +246,13 @@ def _resolved(resident: Resident, options: GenerateOptions, prompt_tokens: int) 
 
 
 def _state_bytes(
-    resident: Resident, prompt_tokens: int, options: ResolvedOptions, *, step_tokens: int, context_tokens: int
+    resident: Resident,
+    prompt_tokens: int,
+    options: ResolvedOptions,
+    *,
+    step_tokens: int,
+    context_tokens: int,
+    images: Sequence[int],
 ) -> int:
     """What the row will hold at its longest; refused when that and its own steps could never fit."""
     needed = needed_bytes(
@@ -243,6 +261,7 @@ def _state_bytes(
         prompt_tokens=prompt_tokens,
         max_tokens=options.max_tokens,
         chunk_tokens=options.prefill_chunk_size,
+        images=images,
     )
     alone = needed + charged_workspace_bytes(resident.memory, step_tokens=step_tokens, context_tokens=context_tokens)
     if alone > resident.state_bytes:
@@ -250,12 +269,13 @@ def _state_bytes(
     return needed
 
 
-def prompt_to_ids(text: TextModel, prompt: Prompt) -> tuple[str, list[int]]:
-    """The schema path of the prompt that was given, and its token ids."""
+def prompt_to_ids(text: TextModel, prompt: Prompt) -> tuple[str, list[int], tuple[ImagePlace, ...]]:
+    """The schema path of the prompt that was given, its token ids, and the images among them."""
     match prompt:
         case ChatPrompt():
-            return "prompt.chat", text.encode_chat(prompt)[1]
+            return "prompt.chat", *text.place_chat(prompt)[1:]
         case TextPrompt():
-            return "prompt.text", text.tokenizer.encode(prompt.text, add_special_tokens=True, parse_special_tokens=True)
+            ids = text.tokenizer.encode(prompt.text, add_special_tokens=True, parse_special_tokens=True)
+            return "prompt.text", ids, ()
         case _:
-            return "prompt.tokens.ids", list(prompt.ids)
+            return "prompt.tokens.ids", list(prompt.ids), ()

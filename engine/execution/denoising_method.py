@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
+import numpy as np
 
+from engine.contracts.vision import PromptImage
 from engine.generation.denoising import dispatch_denoising_unit
 
 if TYPE_CHECKING:
@@ -40,9 +42,12 @@ class DenoisingMethod:
         return PendingUnits([dispatch_denoising_unit(self._binding, row) for row in rows])
 
     def works(self) -> bool:
-        """Encode a few tokens and make two passes, so that kernels are compiled; whether all logits are finite."""
+        """Encode a few tokens and make two passes, so that kernels are compiled; whether all logits are finite.
+
+        Where the graph sees, one of the tokens is an image's.
+        """
         graph, length = self.graph, min(TRIAL_TOKENS, self._binding.geometry.canvas_length)
-        state = graph.prefill(mx.zeros((1, TRIAL_TOKENS), dtype=mx.int32))
+        state = graph.prefill(mx.zeros((1, TRIAL_TOKENS), dtype=mx.int32), (), _trial_images(self._binding))
         try:
             canvas = mx.zeros((1, length), dtype=mx.int32)
             first = graph.decoder_logits(canvas, state, None)
@@ -66,3 +71,12 @@ class PendingUnits:
     def read(self) -> list[RevisedCanvas | RowFault | None]:
         """Wait; what each row's unit has brought."""
         return [unit.read() for unit in self._units]
+
+
+def _trial_images(binding: MlxDenoisingBinding) -> list[PromptImage]:
+    """A grey image of one token, for a graph that takes images."""
+    vision = binding.geometry.vision
+    if vision is None:
+        return []
+    grey = np.full((vision.token_pixels, vision.token_pixels, 3), 127, dtype=np.uint8)
+    return [PromptImage(start=0, tokens=1, pixels=grey)]

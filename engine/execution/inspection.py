@@ -147,7 +147,7 @@ def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
         kind=artifact.kind,
         model_type=config.model_type,
         graph=artifact.graph,
-        declaration=declarations.NATIVE[config.method] if artifact.graph == "native" else declarations.FOREIGN,
+        declaration=declarations.native(config) if artifact.graph == "native" else declarations.FOREIGN,
         geometry=config.geometry(),
         intermediate_size=config.intermediate_size,
         experts=config.mixture.experts if config.mixture else 0,
@@ -230,8 +230,8 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
         notes.append("whether mlx-lm takes its fields and tensors shows only when it is loaded")
         if artifact.config.recurrent is None:
             notes.append("what its rows keep is not known: memory counts keys and values for every layer and token")
-    if artifact.config.denoising is not None:
-        notes.append("reads no images: a vision tower is left out")
+    if artifact.config.denoising is not None and artifact.config.vision is None:
+        notes.append("reads no images: it has no vision tower, or does not describe one")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")
     if not _ends(artifact):

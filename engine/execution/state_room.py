@@ -9,11 +9,14 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import PromptTooLongError
+from engine.contracts.errors import PromptTooLongError, UnsupportedOptionError
 from engine.contracts.memory import MemoryEstimate
-from engine.generation.memory import ELEMENT_BYTES, row_bytes, unit_tokens, workspace_bytes
+from engine.generation.image_stretches import widest_unit
+from engine.generation.memory import ELEMENT_BYTES, images_bytes, row_bytes, unit_tokens, workspace_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry
     from engine.contracts.memory import MemoryLoad
@@ -39,16 +42,23 @@ class MemoryFacts:
 
 
 def needed_bytes(
-    geometry: GraphGeometry, composition: Composition, *, prompt_tokens: int, max_tokens: int, chunk_tokens: int
+    geometry: GraphGeometry,
+    composition: Composition,
+    *,
+    prompt_tokens: int,
+    max_tokens: int,
+    chunk_tokens: int,
+    images: Sequence[int] = (),
 ) -> int:
-    """Bytes that a row's state takes at its longest."""
-    return row_bytes(
+    """Bytes that a row's state takes at its longest; `images` of its prompt have so many tokens each."""
+    state = row_bytes(
         geometry,
         prompt_tokens + max_tokens,
         ELEMENT_BYTES[composition.compute_dtype],
         kv=composition.kv,
         chunk_tokens=min(prompt_tokens, chunk_tokens),
     )
+    return state + images_bytes(geometry, composition, images)
 
 
 def smallest_row_bytes(model: ModelInfo) -> int:
@@ -76,14 +86,16 @@ def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
 
     Raises:
         PromptTooLongError: no room for one new token.
+        UnsupportedOptionError: it has images, and the model takes none.
     """
+    images = _images(facts, load)
     longest = facts.geometry.context_length
     if load.prompt_tokens >= longest:
         raise PromptTooLongError(prompt_tokens=load.prompt_tokens, context_length=longest)
     completion_tokens = min(load.max_tokens, max(0, longest - load.prompt_tokens))
     tokens = load.prompt_tokens + completion_tokens
-    kv_bytes = load.rows * _row_bytes(facts, load.prompt_tokens, completion_tokens) if tokens else 0
-    step_tokens = _step_tokens(facts, load.prompt_tokens, load.rows)
+    kv_bytes = load.rows * _row_bytes(facts, load.prompt_tokens, completion_tokens, images) if tokens else 0
+    step_tokens = widest_unit(images, _step_tokens(facts, load.prompt_tokens, load.rows))
     workspace = workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=tokens)
     charged = workspace if facts.holds_workspace else 0
     contexts = range(1, longest + 1)
@@ -111,7 +123,15 @@ def _step_tokens(facts: MemoryFacts, prompt_tokens: int, rows: int) -> int:
     return min(facts.step_tokens, rows * max(1, chunk_tokens))
 
 
-def _row_bytes(facts: MemoryFacts, prompt_tokens: int, max_tokens: int) -> int:
+def _images(facts: MemoryFacts, load: MemoryLoad) -> list[int]:
+    """The tokens of each image of a prompt of `load`, each as large as images become."""
+    vision = facts.geometry.vision
+    if load.images and vision is None:
+        raise UnsupportedOptionError("images", "the served model takes text alone")
+    return [] if vision is None else [vision.most_tokens] * load.images
+
+
+def _row_bytes(facts: MemoryFacts, prompt_tokens: int, max_tokens: int, images: Sequence[int] = ()) -> int:
     chunk_tokens = facts.prefill_policy.chunk_size(max(1, prompt_tokens))
     return needed_bytes(
         facts.geometry,
@@ -119,4 +139,5 @@ def _row_bytes(facts: MemoryFacts, prompt_tokens: int, max_tokens: int) -> int:
         prompt_tokens=prompt_tokens,
         max_tokens=max_tokens,
         chunk_tokens=chunk_tokens,
+        images=images,
     )

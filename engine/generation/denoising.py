@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from engine.contracts.denoising import DenoisingState
     from engine.generation.bindings.denoising import MlxDenoisingBinding
     from engine.generation.canvas_block import Revision
-    from engine.generation.denoising_row import DenoisingRow
+    from engine.generation.denoising_row import DenoisingRow, DenoisingUnit
 
 
 def dispatch_denoising_unit(binding: MlxDenoisingBinding, row: DenoisingRow) -> PendingUnit:
     """Start the next unit of `row` without waiting for it. The unit must be read before the row's next one."""
     unit = row.next_unit()
     if unit.tokens:
-        _encode(binding, row, unit.tokens)
+        _encode(binding, row, unit)
     state = row.state
     if state is None:
         raise RuntimeError("a unit without tokens follows no other one")
@@ -42,15 +42,15 @@ def dispatch_denoising_unit(binding: MlxDenoisingBinding, row: DenoisingRow) -> 
     return PendingUnit(binding, row, state, block, revision)
 
 
-def _encode(binding: MlxDenoisingBinding, row: DenoisingRow, tokens: Sequence[int]) -> None:
-    """Start to append `tokens` to the row's state, or to make it of them."""
-    ids = mx.array([list(tokens)], dtype=mx.int32)
+def _encode(binding: MlxDenoisingBinding, row: DenoisingRow, unit: DenoisingUnit) -> None:
+    """Start to append the tokens of `unit` to the row's state, or to make it of them."""
+    ids = mx.array([list(unit.tokens)], dtype=mx.int32)
     if row.state is None:
-        row.state = binding.graph.prefill(ids, row.options.adapters)
+        row.state = binding.graph.prefill(ids, row.options.adapters, unit.images)
     else:
-        binding.graph.extend_prefill(ids, row.state)
+        binding.graph.extend_prefill(ids, row.state, unit.images)
     _start(row.state.arrays())
-    row.encoded(tokens)
+    row.encoded(unit.tokens)
 
 
 def _begin_block(binding: MlxDenoisingBinding, row: DenoisingRow) -> CanvasBlock:

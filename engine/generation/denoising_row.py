@@ -13,6 +13,7 @@ from engine.contracts.events import CanvasRevised, PrefillProgress, TokensGenera
 from engine.contracts.results import DenoisingStats, GenerateStats, tokens_per_second
 from engine.generation.completion import Completion, Ending
 from engine.generation.denoising_schedule import canvas_tokens
+from engine.generation.image_stretches import images_within, unit_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from engine.contracts.events import GenerationEvent, GenerationFinished
     from engine.contracts.options import ResolvedOptions
     from engine.contracts.results import FinishReason
+    from engine.contracts.vision import PromptImage
     from engine.generation.canvas_block import CanvasBlock
     from engine.generation.text import TextAssembler
     from engine.sampling.keys import KeySequence
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DenoisingUnit:
-    """One bounded piece of work: tokens to encode, then a pass over the canvas if it `revises`."""
+    """One bounded piece of work: tokens to encode, with the images among them, then a pass if it `revises`."""
 
     tokens: tuple[int, ...]
     revises: bool
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ class DenoisingRow:
         submitted_at: float,
         clock: Callable[[], float],
         draft_blocks: bool = False,
+        images: Sequence[PromptImage] = (),
     ) -> None:
-        """Take a validated prompt and resolved options; `submitted_at` is the `clock` at submission."""
+        """Take a validated prompt, its images and resolved options; `submitted_at` is the `clock` at submission."""
         self.options = options
         self.plan = plan
         self.signal = signal
@@ -88,6 +92,7 @@ class DenoisingRow:
         self.keys: KeySequence | None = None
         self._keys_at_block: KeySequence | None = None
         self._completion = Completion(options, text)
+        self._images = tuple(images)
         self._clock = clock
         self._submitted_at = submitted_at
         self._admitted_at: float | None = None
@@ -145,8 +150,10 @@ class DenoisingRow:
     def next_unit(self) -> DenoisingUnit:
         """The work that follows: a chunk of the prompt; or a pass, before which a finished canvas is encoded."""
         if self.is_prefilling:
-            end = self._encoded_tokens + self.options.prefill_chunk_size
-            return DenoisingUnit(self._encodable[self._encoded_tokens : end], revises=False)
+            start = self._encoded_tokens
+            end = unit_end(self._images, start, start + self.options.prefill_chunk_size)
+            images = images_within(self._images, start, end)
+            return DenoisingUnit(self._encodable[start:end], revises=False, images=images)
         return DenoisingUnit(self._finished_canvas, revises=True)
 
     def encoded(self, tokens: Sequence[int]) -> None:

@@ -14,9 +14,12 @@ from engine.contracts.kv_scheme import PLAIN_KV, layer_scheme
 from engine.generation.bindings.prefill_policy import sdpa_fallback_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.contracts.composition import Composition
     from engine.contracts.graph import GraphGeometry
     from engine.contracts.kv_scheme import KvStorageScheme
+    from engine.contracts.vision import VisionGeometry
 
 ELEMENT_BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 WORKSPACE_HIDDEN_STATES = 67
@@ -27,6 +30,9 @@ tokens makes of them, and what the step before keeps until it is read. Measured.
 CANVAS_LOGITS = 8
 """The same for each position of a canvas and token of the vocabulary: scores, what acceptance and feedback make of
 them, and the scores of another row's unit, which is started before this one is read. Measured."""
+TOWER_HIDDEN_STATES, TOWER_INNER_STATES, TOWER_PIXELS = 12, 4, 3
+"""What a vision tower holds of one patch at its peak, as so many hidden and inner states, and its pixels in float32 so
+many times. Measured."""
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
 PREFIX_SHARE = 0.25
@@ -69,6 +75,28 @@ def recurrent_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
 def canvas_bytes(geometry: GraphGeometry, element_bytes: int) -> int:
     """Bytes that a row under revision keeps between passes: the feedback of its canvas. 0 for other methods."""
     return geometry.canvas_length * geometry.hidden_size * element_bytes
+
+
+def images_bytes(geometry: GraphGeometry, composition: Composition, images: Sequence[int]) -> int:
+    """Bytes that a row's images take beside their keys and values, of which each has so many tokens.
+
+    Pixels stay until the row ends, and the tower works on one image at a time.
+    """
+    vision = geometry.vision
+    if vision is None or not images:
+        return 0
+    pixels = sum(images) * vision.token_pixels**2 * 3
+    return pixels + _tower_bytes(vision, composition, vision.patches(max(images)))
+
+
+def _tower_bytes(vision: VisionGeometry, composition: Composition, patches: int) -> int:
+    """Bytes of the tower's workspace for an image of so many patches."""
+    element_bytes = ELEMENT_BYTES[composition.compute_dtype]
+    heads = vision.heads * vision.head_dim
+    values = TOWER_HIDDEN_STATES * max(vision.hidden_size, heads) + TOWER_INNER_STATES * vision.intermediate_size
+    copies = 0 if composition.device != "cpu" else 2 if composition.composes_exponentials else 1
+    scores = copies * vision.heads * patches**2 * element_bytes
+    return patches * (values * element_bytes + TOWER_PIXELS * vision.patch_pixels**2 * 3 * 4) + scores
 
 
 def unit_tokens(geometry: GraphGeometry, chunk_tokens: int) -> int:

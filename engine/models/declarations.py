@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from engine.contracts.graph import AdapterCapability, GraphDeclaration, KvCapability, SpeculationCapability
+from engine.contracts.graph import (
+    AdapterCapability,
+    GraphDeclaration,
+    KvCapability,
+    MediaCapability,
+    SpeculationCapability,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from engine.contracts.graph import Method
+    from engine.artifacts.config import ModelConfig
 
 _NO_ADAPTERS: Final = AdapterCapability(batched=False, mountable=False)
 _NO_SPECULATION: Final = SpeculationCapability(
@@ -36,10 +40,17 @@ DENOISER: Final = GraphDeclaration(
     kv=KvCapability(dense_reads=True),
     speculation=_NO_SPECULATION,
 )
-"""Our denoising graph: one row at a time, over keys and values in plain form; no media."""
+"""Our denoising graph: one row at a time, over keys and values in plain form; without a tower, no media."""
 
-NATIVE: Final[Mapping[Method, GraphDeclaration]] = MappingProxyType({"autoregressive": DECODER, "denoising": DENOISER})
-"""Our graphs by the method that they declare."""
+SEEING_DENOISER: Final = replace(DENOISER, media=MediaCapability(input="pixels"))
+"""The same with a vision tower: still images."""
 
 FOREIGN: Final = GraphDeclaration(packed_segments=False, adapters=_NO_ADAPTERS, speculation=_NO_SPECULATION)
 """A graph of mlx-lm: one row at a time, and nothing that reaches into the graph."""
+
+
+def native(config: ModelConfig) -> GraphDeclaration:
+    """What our graph of `config` promises."""
+    if config.method == "autoregressive":
+        return DECODER
+    return DENOISER if config.vision is None else SEEING_DENOISER

@@ -20,16 +20,20 @@ from engine.models.diffusion_state import CanvasStep, EncoderState, ReadingStep
 from engine.models.mixture import ParallelFeedForward
 from engine.models.parts import GatedFeedForward, read_norm
 from engine.models.varied_attention import VariedAttention
+from engine.models.vision_tower import VisionTower
 from engine.ops.exponential import soft_cap
 from engine.ops.rope import Rope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.artifacts.config import Denoising, ModelConfig
     from engine.artifacts.family import Family
     from engine.artifacts.mixtures import Mixture, MixtureRecord
     from engine.contracts.composition import Composition
     from engine.contracts.option_groups import AdapterSelection
     from engine.contracts.rope import RopeConfig
+    from engine.contracts.vision import PromptImage
     from engine.models.reading import WeightReader
 
 
@@ -91,7 +95,7 @@ class DiffusionGraph:
         """Take every weight of `config` from `reader`; raises the reader's errors."""
         family = FAMILIES[config.model_type]
         self.model_type = config.model_type
-        self.graph_capabilities = declarations.DENOISER
+        self.graph_capabilities = declarations.native(config)
         self.geometry = config.geometry()
         self.composition = composition
         self.eos_token_ids = config.eos_token_ids
@@ -104,6 +108,11 @@ class DiffusionGraph:
         self.adapters = reader.adapter_sites
         reader.adapter_sites = None  # no adapter changes how a step is conditioned on the one before
         self._self_conditioning = SelfConditioning(config, family, reader, composition)
+        self._tower = (
+            None
+            if config.vision is None
+            else VisionTower(config.vision, reader, composed=composition.composes_exponentials)
+        )
         self._head = reader.tied_head(self._table)
         self._weights_bytes = reader.resident_bytes
 
@@ -122,24 +131,34 @@ class DiffusionGraph:
         """The factor on embeddings: the root of their size."""
         return self._config.scaling.embeddings
 
-    def prefill(self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = ()) -> EncoderState:
+    def prefill(
+        self, tokens: mx.array, adapters: tuple[AdapterSelection, ...] = (), images: Sequence[PromptImage] = ()
+    ) -> EncoderState:
         """A new row's state, in which the prompt `tokens` [1, N] of whole numbers have been read.
 
-        `adapters` are mounted ones, and stay with the row.
+        `adapters` are mounted ones, and stay with the row; `images` are as in `extend_prefill`.
         """
         config = self._config
         windows = [config.sliding_window if config.slides(layer) else 0 for layer in range(config.layers)]
         state = EncoderState(windows, adapters)
-        self.extend_prefill(tokens, state)
+        self.extend_prefill(tokens, state, images)
         return state
 
-    def extend_prefill(self, tokens: mx.array, state: EncoderState) -> None:
-        """Read `tokens` [1, N] after all that `state` holds, at the positions that follow."""
+    def extend_prefill(self, tokens: mx.array, state: EncoderState, images: Sequence[PromptImage] = ()) -> None:
+        """Read `tokens` [1, N] after all that `state` holds, at the positions that follow.
+
+        `images` are whole, in order, and start at places among `tokens`.
+        """
         length = tokens.shape[1]
-        step = ReadingStep(state, length, scale=self._config.score_scale, composed=self._composes)
+        step = ReadingStep(
+            state,
+            length,
+            scale=self._config.score_scale,
+            composed=self._composes,
+            stretches=self._stretches(images),
+        )
         self._begin(length, state)
-        denoising = self._denoising
-        x = self._embedded(mx.where(tokens == denoising.image_token_id, denoising.pad_token_id, tokens))
+        x = self._with_images(self._read(tokens), images)
         for layer in self._layers:
             x = layer(x, step)
         state.advance(length)
@@ -186,7 +205,7 @@ class DiffusionGraph:
         self._layers.clear()
         if self.adapters is not None:
             self.adapters.close()
-        del self._table, self._head, self._self_conditioning
+        del self._table, self._head, self._self_conditioning, self._tower
 
     @property
     def _composes(self) -> bool:
@@ -194,6 +213,28 @@ class DiffusionGraph:
 
     def _embedded(self, tokens: mx.array) -> mx.array:
         return self._table(tokens) * self.embed_scale
+
+    def _read(self, tokens: mx.array) -> mx.array:
+        """What the encoder reads of `tokens`: padding where an image stands, until it is put there."""
+        denoising = self._denoising
+        return self._embedded(mx.where(tokens == denoising.image_token_id, denoising.pad_token_id, tokens))
+
+    def _stretches(self, images: Sequence[PromptImage]) -> list[tuple[int, int]]:
+        """Where tokens see each other both ways, if those of an image do in this model."""
+        vision = self._config.vision
+        return [(image.start, image.end) for image in images] if vision is not None and vision.both_ways else []
+
+    def _with_images(self, x: mx.array, images: Sequence[PromptImage]) -> mx.array:
+        """Embeddings [1, N, hidden] with what the tower sees in the places of `images`, unscaled."""
+        if not images:
+            return x
+        if self._tower is None:
+            raise GraphContractError("the graph is given images, and has no tower that reads them")
+        parts, end = [], 0
+        for image in images:
+            parts += [x[:, end : image.start], self._tower(image.pixels).astype(x.dtype)]
+            end = image.end
+        return mx.concatenate([*parts, x[:, end:]], axis=1)
 
     def _begin(self, length: int, state: EncoderState) -> None:
         """A pass over `length` tokens follows, with the row's adapters."""

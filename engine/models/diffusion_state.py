@@ -1,8 +1,8 @@
 """What the encoder of a denoising model has left in its layers of one row, and the two ways of attending to it.
 
-A reading step appends its tokens and attends causally; a canvas step appends nothing, and its tokens see each other
-both ways. A sliding layer keeps only what a later token or a canvas can still see, its window but one, in temporal
-order.
+A reading step appends its tokens and attends causally, but for the tokens of one image, which see each other both ways
+where the model has it so; a canvas step appends nothing, and its tokens see each other both ways. A sliding layer keeps
+only what a later token or a canvas can still see, its window but one, in temporal order.
 Units: tokens. Numeric reference: `mlx_vlm.models.diffusion_gemma.language`.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.ops.attention import causal_attention, open_attention
+from engine.ops.attention import causal_attention, mask_with_stretches, masked_attention, open_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,11 +101,29 @@ class _Step:
 
 
 class ReadingStep(_Step):
-    """Appends tokens to a state; each sees what came before it, within its layer's window."""
+    """Appends tokens to a state; each sees what came before it, within its layer's window.
 
-    __slots__ = ()
+    Those of one stretch see all of it besides.
+    """
+
+    __slots__ = ("_length", "_masks", "_stretches")
 
     encodes = True
+
+    def __init__(
+        self,
+        state: EncoderState,
+        length: int,
+        *,
+        scale: float,
+        composed: bool,
+        stretches: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """As other steps; `stretches` are starts and ends among the step's tokens."""
+        super().__init__(state, length, scale=scale, composed=composed)
+        self._length = length
+        self._stretches = stretches
+        self._masks: dict[tuple[int, int], mx.array] = {}
 
     def attention(
         self,
@@ -120,10 +138,20 @@ class ReadingStep(_Step):
         window = self._state.window(layer)
         keys, values = self._state.with_held(layer, _as_row(keys), _as_row(values))
         self._state.keep(layer, keys, values)
-        mixed = causal_attention(
-            _as_row(queries), keys, values, scale=self._scale, window=window, composed=self._composed
-        )
+        if self._stretches:
+            mask = self._mask(keys.shape[2], window)
+            mixed = masked_attention(_as_row(queries), keys, values, mask, scale=self._scale, composed=self._composed)
+        else:
+            mixed = causal_attention(
+                _as_row(queries), keys, values, scale=self._scale, window=window, composed=self._composed
+            )
         return _as_tokens(mixed)
+
+    def _mask(self, held: int, window: int) -> mx.array:
+        """The mask of layers that hold so much and see so far; made once for all of them."""
+        if (held, window) not in self._masks:
+            self._masks[held, window] = mask_with_stretches(self._length, held, window, self._stretches)
+        return self._masks[held, window]
 
 
 class CanvasStep(_Step):

@@ -137,7 +137,7 @@ class WeightReader:
         return product
 
     def vector(self, name: str) -> mx.array:
-        """A one-dimensional weight, such as a norm's gain."""
+        """A weight that no product takes, such as a norm's gain."""
         array = dense(self._store.take(name), self._dtype)
         self._settle([array])
         return array

@@ -72,6 +72,45 @@ def _capped_attention(
     return (mx.softmax(scores, precise=True, axis=-1) @ values[:, :, None]).reshape(queries.shape)
 
 
+def masked_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, *, scale: float, composed: bool = False
+) -> mx.array:
+    """Attend to the keys that `mask` [L, N] of booleans shows to each query, which are one at least.
+
+    Args:
+        queries: [1, H, L, D].
+        keys: [1, Hkv, N, D].
+        values: [1, Hkv, N, D].
+        mask: true where a query sees a key.
+        scale: factor on the scores.
+        composed: avoid the library's exponential.
+
+    Returns:
+        [1, H, L, D].
+
+    Source: Vaswani et al. 2017, section 3.2.1.
+    """
+    if composed:
+        visible = mx.where(mask, 0.0, -mx.inf)
+        return attention_of_powers(queries, keys, values, scale=scale, visible=visible)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+def mask_with_stretches(length: int, held: int, window: int, stretches: Sequence[tuple[int, int]]) -> mx.array:
+    """What the newest `length` of `held` positions see, [L, N] of booleans.
+
+    Each sees `window` positions up to itself (0: all of them), and those in one of `stretches` see all of that stretch,
+    whichever comes first and however far. A stretch is its start and its end among the newest positions.
+    """
+    owners = [-1] * length
+    for number, (start, end) in enumerate(stretches):
+        owners[start:end] = [number] * (end - start)
+    owner = mx.array(owners, dtype=mx.int32)
+    together = (owner[:, None] == owner[None, :]) & (owner[:, None] >= 0)
+    before = mx.zeros((length, held - length), dtype=mx.bool_)
+    return _window_mask(length, held, window or held) | mx.concatenate([before, together], axis=1)
+
+
 def open_attention(
     queries: mx.array, keys: mx.array, values: mx.array, *, scale: float, composed: bool = False
 ) -> mx.array:

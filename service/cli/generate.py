@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +25,9 @@ from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json
 @click.option("--chat/--raw", default=None, help="Ask through the model's chat template, or continue the bare text. "
               "Default: chat where the model has a template.")  # fmt: skip
 @click.option("--system", help="What the model is told before the prompt; implies --chat.")
+@click.option("--image", "image_files", multiple=True, type=click.Path(dir_okay=False, exists=True, path_type=Path),
+              metavar="FILE", help="Show the model a PNG, JPEG or WebP image before the prompt; may be given again. "
+              "Implies --chat.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Write every event as one line of JSON.")
 @click.option("--logprobs", is_flag=True, help="Show how probable each token was.")
 @click.option("--top-logprobs", type=click.IntRange(min=1), metavar="COUNT",
@@ -37,6 +41,7 @@ def generate(
     prompt: str | None,
     chat: bool | None,
     system: str | None,
+    image_files: tuple[Path, ...],
     as_json: bool,
     logprobs: bool,
     top_logprobs: int | None,
@@ -54,11 +59,12 @@ def generate(
     with a durable one.
     Exit status: 0 finished, 1 failed, 2 wrong usage or refused, 69 no server, 130 cancelled.
     """
-    if system is not None and chat is False:
-        raise click.UsageError("--system needs the chat template; leave out --raw")
-    text = _read_prompt(prompt)
+    needing = "--system" if system is not None else "--image" if image_files else ""
+    if needing and chat is False:
+        raise click.UsageError(f"{needing} needs the chat template; leave out --raw")
+    text, images = _read_prompt(prompt), [_read_image(file) for file in image_files]
     with connected(target, timeout_seconds, credentials) as client:
-        asked = _prompt(client, text, chat=True if system is not None else chat, system=system, model=model)
+        asked = _prompt(client, text, chat=True if needing else chat, system=system, images=images, model=model)
         wanted = set_options({**options, "logprobs": logprobs, "top_logprobs": top_logprobs})
         told = bool(wanted.get("logprobs") or wanted.get("top_logprobs"))
         if told:
@@ -98,12 +104,21 @@ def _read_prompt(prompt: str | None) -> str:
         raise click.UsageError("standard input is not valid UTF-8") from None
 
 
-def _prompt(client: Client, text: str, *, chat: bool | None, system: str | None, model: str) -> Prompt:
+def _read_image(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"{file.name} cannot be read: {error.strerror}") from None
+
+
+def _prompt(
+    client: Client, text: str, *, chat: bool | None, system: str | None, images: list[bytes], model: str
+) -> Prompt:
     if chat is None:
         chat = client.model(model).has_chat_template
     if not chat:
         return text
     if not text.strip():
         raise click.UsageError("the prompt is empty")
-    turns = [{"role": "user", "content": text}]
+    turns = [{"role": "user", "content": [*images, text] if images else text}]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns

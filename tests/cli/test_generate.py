@@ -44,6 +44,23 @@ def test_a_prompt_becomes_a_chat_where_the_model_has_a_template(run: Run, server
     assert run("generate", "--raw", "--system", "x", "hi").exit_code == 2
 
 
+def test_images_stand_before_the_prompt_in_the_order_of_their_flags(
+    run: Run, server: ThreadedServer, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("one.png", "two.jpg")]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    flags = [argument for file in files for argument in ("--image", str(file))]
+    assert run("generate", "What is it?", *flags).exit_code == 0
+    (request,) = server.scripted.generations.requests
+    (turn,) = request.chat.messages
+    assert [part.image or part.text for part in turn.content] == [b"one.png", b"two.jpg", "What is it?"]
+    raw = run("generate", "--raw", "hi", *flags)
+    assert (raw.exit_code, "--image needs the chat template" in raw.stderr) == (2, True)
+    assert run("generate", "hi", "--image", str(tmp_path / "none.png")).exit_code == 2
+    assert run("generate", "hi", "--image", str(tmp_path)).exit_code == 2
+
+
 def test_flags_become_options_and_the_rest_stays_unset(run: Run, server: ThreadedServer) -> None:
     flags = ("--max-tokens", "5", "--temperature", "0", "--top-k", "3", "--seed", "7", "--stop", "a", "--stop", "b")
     assert run("generate", "hi", *flags, "--model", "tiny").exit_code == 0

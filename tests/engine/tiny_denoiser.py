@@ -15,7 +15,12 @@ def write(folder, *, chat_template=CHAT_TEMPLATE, quantized=False, **changes):
     model = tiny_diffusion.build(scale=SCALE, **(sizes | changes))
     extra = {"quantization": tiny_diffusion.quantize(model)} if quantized else {}
     tiny_diffusion.save(folder, model, eos_token_id=[50], **extra)
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    write_text(folder, byte_tokenizer(), chat_template)
+    return model
+
+
+def write_text(folder, tokenizer, chat_template):
+    """Write the text half."""
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|endoftext|>"} | ({"chat_template": chat_template} if chat_template else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return model

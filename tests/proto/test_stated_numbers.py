@@ -16,6 +16,7 @@ from engine.contracts.hlg import HlgEotf, HlgOetf, HlgParametric, HlgPipeline, H
 from engine.contracts.option_groups import UINT32_MAX, AdapterSelection, DenoisingOptions, SpeculationOptions
 from engine.contracts.options import UINT64_MAX
 from engine.contracts.ranges import Range
+from engine.contracts.vision import MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE_PIXELS, MAX_IMAGES, MAX_IMAGES_PIXELS
 
 SCHEMA = Path(__file__).resolve().parents[2] / "proto" / "mlxstream" / "v1" / "options.proto"
 CURVES = (HlgParametric, HlgOetf, HlgEotf, HlgPipeline, HlgShaper)
@@ -125,3 +126,12 @@ def test_a_default_is_stated(field: str, number: float) -> None:
 )
 def test_a_limit_of_length_is_stated(field: str, told: str) -> None:
     assert told in COMMENTS[field]
+
+
+def test_the_bounds_of_images_are_stated() -> None:
+    text = SCHEMA.with_name("prompt.proto").read_text(encoding="utf-8")
+    for told in (
+        f"At most {MAX_IMAGE_PIXELS:,} pixels, and {MAX_IMAGE_SIDE_PIXELS:,}",
+        f"at most {MAX_IMAGES} images in a request, with {MAX_IMAGES_PIXELS:,} pixels in all",
+    ):
+        assert told in text

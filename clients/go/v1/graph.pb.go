@@ -346,6 +346,8 @@ type GraphGeometry struct {
 	LayerTypes []string `protobuf:"bytes,8,rep,name=layer_types,json=layerTypes,proto3" json:"layer_types,omitempty"`
 	// Tokens that sliding layers look back on; 0 without such layers.
 	SlidingWindow uint32 `protobuf:"varint,9,opt,name=sliding_window,json=slidingWindow,proto3" json:"sliding_window,omitempty"`
+	// Positions that block diffusion revises together, at most; 0 for other methods.
+	CanvasLength  uint32 `protobuf:"varint,10,opt,name=canvas_length,json=canvasLength,proto3" json:"canvas_length,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -439,6 +441,13 @@ func (x *GraphGeometry) GetLayerTypes() []string {
 func (x *GraphGeometry) GetSlidingWindow() uint32 {
 	if x != nil {
 		return x.SlidingWindow
+	}
+	return 0
+}
+
+func (x *GraphGeometry) GetCanvasLength() uint32 {
+	if x != nil {
+		return x.CanvasLength
 	}
 	return 0
 }
@@ -1111,7 +1120,7 @@ const file_mlxstream_v1_graph_proto_rawDesc = "" +
 	"\abackend\x18\x02 \x01(\tR\abackend\x12\x1b\n" +
 	"\tgraph_abi\x18\x03 \x01(\tR\bgraphAbi\x12\x1b\n" +
 	"\tstate_abi\x18\x04 \x01(\tR\bstateAbi\x12\x1a\n" +
-	"\bartifact\x18\x05 \x01(\tR\bartifact\"\xa2\x02\n" +
+	"\bartifact\x18\x05 \x01(\tR\bartifact\"\xc7\x02\n" +
 	"\rGraphGeometry\x12\x1d\n" +
 	"\n" +
 	"vocab_size\x18\x01 \x01(\rR\tvocabSize\x12\x1f\n" +
@@ -1124,7 +1133,9 @@ const file_mlxstream_v1_graph_proto_rawDesc = "" +
 	"\x0econtext_length\x18\a \x01(\rR\rcontextLength\x12\x1f\n" +
 	"\vlayer_types\x18\b \x03(\tR\n" +
 	"layerTypes\x12%\n" +
-	"\x0esliding_window\x18\t \x01(\rR\rslidingWindow\"\x9e\x05\n" +
+	"\x0esliding_window\x18\t \x01(\rR\rslidingWindow\x12#\n" +
+	"\rcanvas_length\x18\n" +
+	" \x01(\rR\fcanvasLength\"\x9e\x05\n" +
 	"\x10GraphDeclaration\x126\n" +
 	"\x06method\x18\x01 \x01(\x0e2\x1e.mlxstream.v1.GenerationMethodR\x06method\x12'\n" +
 	"\x0fpacked_segments\x18\x02 \x01(\bR\x0epackedSegments\x12;\n" +

@@ -1162,7 +1162,10 @@ type EstimateMemoryRequest struct {
 	// Tokens to generate per prompt.
 	MaxTokens uint32 `protobuf:"varint,3,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"`
 	// Generations at the same time. Default 1.
-	Rows          *uint32 `protobuf:"varint,4,opt,name=rows,proto3,oneof" json:"rows,omitempty"`
+	Rows *uint32 `protobuf:"varint,4,opt,name=rows,proto3,oneof" json:"rows,omitempty"`
+	// Images in each prompt, for a model that takes some. Their tokens are among `prompt_tokens`; each is counted as the
+	// largest that an image becomes. Default 0.
+	Images        uint32 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1225,12 +1228,19 @@ func (x *EstimateMemoryRequest) GetRows() uint32 {
 	return 0
 }
 
+func (x *EstimateMemoryRequest) GetImages() uint32 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
 // A predicted load. Units: bytes.
 type EstimateMemoryResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Weights.
+	// Weights, those of a vision tower included.
 	WeightsBytes uint64 `protobuf:"varint,1,opt,name=weights_bytes,json=weightsBytes,proto3" json:"weights_bytes,omitempty"`
-	// Keys and values of all rows at their end.
+	// Keys and values of all rows at their end, and what reading their images takes.
 	KvBytes uint64 `protobuf:"varint,2,opt,name=kv_bytes,json=kvBytes,proto3" json:"kv_bytes,omitempty"`
 	// Workspace of the largest step.
 	WorkspaceBytes uint64 `protobuf:"varint,3,opt,name=workspace_bytes,json=workspaceBytes,proto3" json:"workspace_bytes,omitempty"`
@@ -1419,13 +1429,14 @@ const file_mlxstream_v1_model_proto_rawDesc = "" +
 	"\x12RenderChatResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x10\n" +
 	"\x03ids\x18\x02 \x03(\rR\x03ids\x12\x14\n" +
-	"\x05model\x18\x03 \x01(\tR\x05model\"\x93\x01\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\"\xab\x01\n" +
 	"\x15EstimateMemoryRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12#\n" +
 	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12\x1d\n" +
 	"\n" +
 	"max_tokens\x18\x03 \x01(\rR\tmaxTokens\x12\x17\n" +
-	"\x04rows\x18\x04 \x01(\rH\x00R\x04rows\x88\x01\x01B\a\n" +
+	"\x04rows\x18\x04 \x01(\rH\x00R\x04rows\x88\x01\x01\x12\x16\n" +
+	"\x06images\x18\x05 \x01(\rR\x06imagesB\a\n" +
 	"\x05_rows\"\x87\x02\n" +
 	"\x16EstimateMemoryResponse\x12#\n" +
 	"\rweights_bytes\x18\x01 \x01(\x04R\fweightsBytes\x12\x19\n" +

@@ -208,7 +208,7 @@ type ChatMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Who speaks: "system", "user", "assistant", "tool", or another role that the template knows. Not empty.
 	Role string `protobuf:"bytes,1,opt,name=role,proto3" json:"role,omitempty"`
-	// What is said, in order; parts of text are joined. At most 1,024.
+	// What is said, in order; parts of text are joined where no image is among them. At most 1,024.
 	Content       []*ContentPart `protobuf:"bytes,2,rep,name=content,proto3" json:"content,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -337,7 +337,9 @@ type ContentPart_Text struct {
 }
 
 type ContentPart_Image struct {
-	// An encoded image (PNG, JPEG or WebP), for models that take images.
+	// An encoded still image (PNG, JPEG or WebP), for models that declare media. At most 33,554,432 pixels, and 32,768
+	// on a side; at most 16 images in a request, with 134,217,728 pixels in all. The chat template decides where it
+	// stands, and one that makes no room for it is refused.
 	Image []byte `protobuf:"bytes,2,opt,name=image,proto3,oneof"`
 }
 

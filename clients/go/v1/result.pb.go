@@ -279,20 +279,24 @@ func (x *TopLogprob) GetLogprob() float64 {
 // is every time that was never reached: a generation that ended in the queue has waited, and nothing else.
 type GenerateStats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Tokens of the prompt, cached ones included.
+	// Tokens of the prompt, cached ones and those of images included.
 	PromptTokens uint32 `protobuf:"varint,1,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// Prompt tokens whose state was already there.
 	CachedTokens uint32 `protobuf:"varint,2,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	// Tokens generated, a terminating end token and tokens from before a resume included.
+	// Tokens generated, a terminating end token and tokens from before a resume included. Of block diffusion those that
+	// were delivered, an end token and what follows it in a canvas apart.
 	GeneratedTokens uint32 `protobuf:"varint,3,opt,name=generated_tokens,json=generatedTokens,proto3" json:"generated_tokens,omitempty"`
 	// Prompt tokens computed per second of `prefill_ms`. Cached ones do not count, nor do those that an end left undone.
+	// 0 of block diffusion.
 	PrefillTps float64 `protobuf:"fixed64,4,opt,name=prefill_tps,json=prefillTps,proto3" json:"prefill_tps,omitempty"`
 	// `generated_tokens` per second of `decode_ms`, so that the first token counts as well; those from before a resume do
 	// not.
 	DecodeTps float64 `protobuf:"fixed64,5,opt,name=decode_tps,json=decodeTps,proto3" json:"decode_tps,omitempty"`
-	// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed.
+	// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed, and of
+	// block diffusion, whose first token comes with its whole first block.
 	PrefillMs float64 `protobuf:"fixed64,6,opt,name=prefill_ms,json=prefillMs,proto3" json:"prefill_ms,omitempty"`
-	// Milliseconds from the first token to the last; 0 with one token or none.
+	// Milliseconds from the first token to the last; 0 with one token or none. Of block diffusion from admission to the
+	// end, the prompt included.
 	DecodeMs float64 `protobuf:"fixed64,7,opt,name=decode_ms,json=decodeMs,proto3" json:"decode_ms,omitempty"`
 	// Ids whose state the cache holds: the prompt, then the generated tokens that were fed back. Sent when
 	// `include_cache_tokens` was set.

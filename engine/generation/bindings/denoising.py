@@ -97,8 +97,10 @@ def _descriptor(model_type: str) -> GraphDescriptor:
 
 
 def _refuse_unkept_promises(declaration: GraphDeclaration, geometry: GraphGeometry, canvas_length: int) -> None:
-    if declaration.media is not None:
-        raise GraphContractError("the graph declares media but provides no such operation")
+    if declaration.media is not None and (declaration.media.input != "pixels" or declaration.media.video):
+        raise GraphContractError("the graph declares media in a form that the method does not give: pixels of stills")
+    if (declaration.media is None) is not (geometry.vision is None):
+        raise GraphContractError("the graph declares media and has no sizes of a tower, or the other way round")
     if geometry.canvas_length != canvas_length or canvas_length < 1:
         raise GraphContractError(
             f"the graph takes canvases of {canvas_length} positions, its geometry says {geometry.canvas_length}"

@@ -153,6 +153,22 @@ def test_an_image_is_refused_by_its_path() -> None:
     assert caught.value.option == "prompt.chat.messages[1].content[1].image"
 
 
+def test_a_template_of_a_model_that_sees_gets_the_parts_of_a_turn_with_an_image_in_order() -> None:
+    source = (
+        "{% for message in messages %}[{% if message.content is string %}{{ message.content }}{% else %}"
+        "{% for part in message.content %}{{ part.type }}={{ part.text|default('') }};{% endfor %}"
+        "{% endif %}]{% endfor %}"
+    )
+    prompt = ChatPrompt(
+        messages=(
+            ChatMessage("user", (TextPart("a"), ImagePart(b"x"), TextPart("b"), TextPart("c"))),
+            ChatMessage("user", (TextPart("d"), TextPart("e"))),
+        )
+    )
+    text, _ = encode_chat(ChatTemplate({"default": source}), TOKENIZER, prompt, takes_images=True)
+    assert text == "[text=a;image=;text=b;text=c;][de]"
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

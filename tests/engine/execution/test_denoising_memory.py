@@ -9,9 +9,9 @@ from engine.contracts.composition import Composition
 from engine.contracts.option_groups import DenoisingOptions
 from engine.generation.bindings.denoising import bind_denoising_model
 from engine.generation.denoising import dispatch_denoising_unit
-from engine.generation.memory import row_bytes, unit_tokens, workspace_bytes
+from engine.generation.memory import images_bytes, row_bytes, unit_tokens, workspace_bytes
 from tests.engine.generation.scripted_denoiser import make_row
-from tests.engine.models import tiny_diffusion
+from tests.engine.models import tiny_diffusion, tiny_vision
 
 CANVAS, PROMPT, VOCAB = 48, 40, 4096
 
@@ -80,3 +80,22 @@ def test_default_options_never_ask_for_more_than_the_canvas(binding):
     row, _ = make_row(tiny_diffusion.ids(1, 4), canvas=CANVAS, max_tokens=10**6)
     assert row.next_canvas_tokens == CANVAS
     assert DenoisingOptions().max_canvas_length is None
+
+
+@pytest.mark.parametrize("composed", [True, False])
+@pytest.mark.parametrize("sizes", [{"intermediate_size": 400}, {"hidden_size": 160, "head_dim": 80}], ids=str)
+def test_a_tower_holds_no_more_than_was_predicted_and_not_far_less(tmp_path, sizes, composed):
+    vision = {"default_output_length": 64, "position_embedding_size": 128, "pooling_kernel_size": 2} | sizes
+    tiny_vision.save(tmp_path, tiny_vision.build(vision))
+    graph = tiny_diffusion.graph(tmp_path, library_arithmetic=not composed)
+    image = tiny_vision.prompt_image(tmp_path, tiny_vision.picture(1, 64, 64))
+    assert image.tokens == 64
+    mx.eval(graph._tower(image.pixels))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    mx.eval(graph._tower(image.pixels))
+    held = mx.get_peak_memory() - before
+    predicted = images_bytes(graph.geometry, graph.composition, [image.tokens])
+    assert held <= predicted
+    assert predicted <= 4 * held

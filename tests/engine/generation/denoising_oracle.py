@@ -42,17 +42,21 @@ class _Detokenizer:
         pass
 
 
-def generate(model, prompt, *, seed, ends, max_tokens, stopping=None, bounds=None, **options):
-    """Run mlx-vlm's loop; `stopping` and `bounds` are what it takes from a model's configuration alone."""
+def generate(model, prompt, *, seed, ends, max_tokens, stopping=None, bounds=None, pixels=None, **options):
+    """Run mlx-vlm's loop; `stopping` and `bounds` are what it takes from a model's configuration alone.
+
+    `pixels` are those of the images whose tokens are in `prompt`.
+    """
     model.config.generation_config = {**(stopping or {}), **(bounds or {})}
     tokenizer = SimpleNamespace(stopping_criteria=_Criteria(ends), decode=str, vocab={})
+    seen = {} if pixels is None else {"mm_token_type_ids": token_types(model, prompt)}
     made, diffusion.make_streaming_detokenizer = diffusion.make_streaming_detokenizer, lambda _: _Detokenizer()
     try:
         mx.random.seed(seed)
         results = list(
             diffusion.stream_diffusion_generate(
-                model, tokenizer, tokenizer, mx.array([prompt], dtype=mx.int32), None, None,
-                max_tokens=max_tokens, skip_special_token_ids=[], temperature=0.0, **options,
+                model, tokenizer, tokenizer, mx.array([prompt], dtype=mx.int32), pixels, None,
+                max_tokens=max_tokens, skip_special_token_ids=[], temperature=0.0, **seen, **options,
             )
         )  # fmt: skip
     finally:
@@ -68,3 +72,8 @@ def generate(model, prompt, *, seed, ends, max_tokens, stopping=None, bounds=Non
         canvas_tokens=last.diffusion_canvas_tokens,
         blocks=sum(one.diffusion_block_complete for one in results),
     )
+
+
+def token_types(model, prompt):
+    """Which of `prompt` are an image's, as mlx-vlm's processor says it."""
+    return (mx.array([prompt]) == model.config.image_token_id).astype(mx.int32)

@@ -63,12 +63,16 @@ class ScriptedState:
 
 @dataclass
 class ScriptedGraph:
-    """Says `script` after any prompt. `calls` is what it was asked to do, with which `canvases`; it made `states`."""
+    """Says `script` after any prompt. `calls` is what it was asked to do, with which `canvases`; it made `states`.
+
+    `images` are where units with images began, and where in them the images did.
+    """
 
     script: tuple[int, ...] = tuple(range(2, 30))
     calls: list[tuple] = field(default_factory=list)
     states: list[ScriptedState] = field(default_factory=list)
     canvases: list[tuple[int, ...]] = field(default_factory=list)
+    images: list[tuple[int, int]] = field(default_factory=list)
     faults: int = 0
     not_a_number: bool = False
     graph_capabilities: GraphDeclaration = DECLARATION
@@ -83,13 +87,15 @@ class ScriptedGraph:
     embed_scale: float = 2.0
     closed: int = 0
 
-    def prefill(self, tokens, adapters=()):
+    def prefill(self, tokens, adapters=(), images=()):
         self._note("prefill", tokens.shape[1])
+        self.images += [(0, image.start) for image in images]
         self.states.append(ScriptedState(tokens[0].tolist(), tokens.shape[1], adapters))
         return self.states[-1]
 
-    def extend_prefill(self, tokens, state):
+    def extend_prefill(self, tokens, state, images=()):
         self._note("extend", tokens.shape[1], state.offset)
+        self.images += [(state.offset, image.start) for image in images]
         state.tokens += tokens[0].tolist()
 
     def decoder_logits(self, canvas, state, feedback):
@@ -168,7 +174,9 @@ def options(**changes):
     return ResolvedOptions(**(values | changes))
 
 
-def make_row(prompt, *, canvas=CANVAS, stops=(), draft_blocks=False, clock=lambda: 0.0, denoising=None, **changes):
+def make_row(
+    prompt, *, canvas=CANVAS, stops=(), draft_blocks=False, clock=lambda: 0.0, denoising=None, images=(), **changes
+):
     """A row, and the controller of its abort signal."""
     controller = AbortController()
     resolved = options(stop_sequences=tuple(stops), **changes)
@@ -181,6 +189,7 @@ def make_row(prompt, *, canvas=CANVAS, stops=(), draft_blocks=False, clock=lambd
         submitted_at=0.0,
         clock=clock,
         draft_blocks=draft_blocks,
+        images=images,
     )
     return row, controller
 

@@ -8,7 +8,7 @@ import pytest
 from engine.artifacts.artifact import open_artifact
 from engine.contracts.errors import ArtifactError, CorruptArtifactError, MissingArtifactError, UnsupportedArtifactError
 from engine.execution.inspection import inspect_model
-from tests.engine.models import tiny_diffusion
+from tests.engine.models import tiny_diffusion, tiny_vision
 from tests.engine.models.packed import relative_difference
 
 EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)\.weight")
@@ -196,3 +196,45 @@ def test_inspection_explains_the_method_the_canvas_and_every_layer(tmp_path):
     assert forms["decoder.embed_tokens", "affine 8-bit, groups of 32"] == ""
     assert forms["experts.gate_up_proj", "affine 4-bit, groups of 32"] == "0-1"
     assert report.memory.token_bytes > 0
+
+
+def test_a_tower_that_is_missing_in_part_or_misshapen_is_named(tmp_path):
+    config, tensors = tiny_vision.save(tmp_path, tiny_vision.build({"standardize": True, "use_clipped_linears": True}))
+    names = [name for name in of_each_kind(tensors) if "vision" in name]
+    assert len(names) == 5 + 4 + 2 + 7 * 5
+    for name in names[::3]:
+        tiny_diffusion.write(tmp_path, config, {other: tensor for other, tensor in tensors.items() if other != name})
+        with pytest.raises(MissingArtifactError, match=re.escape(name)):
+            open_artifact(tmp_path)
+        tiny_diffusion.write(tmp_path, config, tensors | {name: mx.zeros((3, 5))})
+        with pytest.raises(CorruptArtifactError, match=rf"{re.escape(name)} has the shape"):
+            open_artifact(tmp_path)
+
+
+def test_what_a_tower_has_no_use_for_is_named_but_for_bounds_that_it_does_not_keep(tmp_path):
+    bounds = {
+        name.replace(".linear.weight", ".input_max"): mx.array(1.0)
+        for name in tiny_vision.save(tmp_path, tiny_vision.build())[1]
+        if name.endswith(".linear.weight")
+    }
+    assert len(bounds) == 14
+    tiny_vision.save(tmp_path, tiny_vision.build(), form=lambda tensors: tensors | bounds)
+    tiny_diffusion.graph(tmp_path)
+    surplus = {"model.encoder.vision_tower.std_bias": mx.zeros((24,))}
+    tiny_vision.save(tmp_path, tiny_vision.build(), form=lambda tensors: tensors | surplus)
+    with pytest.raises(UnsupportedArtifactError, match=r"no use for: model\.encoder\.vision_tower\.std_bias"):
+        tiny_diffusion.graph(tmp_path)
+    assert any("std_bias" in problem for problem in inspect_model(str(tmp_path)).problems)
+
+
+def test_a_model_is_inspected_with_its_tower_and_its_bytes_are_predicted(tmp_path):
+    tiny_vision.save(tmp_path / "seeing", tiny_vision.build())
+    tiny_diffusion.save(tmp_path / "blind", tiny_diffusion.build())
+    seeing, blind = (inspect_model(str(tmp_path / name)) for name in ("seeing", "blind"))
+    assert (seeing.declaration.media.input, blind.declaration.media) == ("pixels", None)
+    assert [any("no images" in note for note in report.notes) for report in (seeing, blind)] == [False, True]
+    stored = mx.load(str(tmp_path / "seeing" / "model.safetensors"))
+    tower = sum(tensor.nbytes for name, tensor in stored.items() if "vision" in name)
+    assert seeing.memory.weights_bytes - blind.memory.weights_bytes == tower
+    resident = [tiny_diffusion.graph(tmp_path / name).weights_bytes for name in ("seeing", "blind")]
+    assert resident[0] - resident[1] == tower

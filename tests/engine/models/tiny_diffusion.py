@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_vlm.models.diffusion_gemma.config import ModelConfig, TextConfig
+from mlx_vlm.models.diffusion_gemma.config import ModelConfig, TextConfig, VisionConfig
 from mlx_vlm.models.diffusion_gemma.diffusion_gemma import Model
 
 from engine.artifacts.artifact import open_artifact
@@ -83,10 +83,15 @@ class Oracle:
         return self.model.diffusion_self_conditioning(logits[None], table)
 
 
-def build(*, seed=7, scale=1.0, varied=True, canvas=CANVAS, **changes):
-    """A seeded model; `scale` sharpens its logits, `varied` makes gains and factors other than one."""
+def build(*, seed=7, scale=1.0, varied=True, canvas=CANVAS, vision=None, ids=None, **changes):
+    """A seeded model; `scale` sharpens its logits, `varied` makes gains and factors other than one.
+
+    `vision` are the sizes of a tower, `ids` the tokens that stand for an image.
+    """
     mx.random.seed(seed)
-    model = Model(ModelConfig(text_config=TextConfig(**(TEXT | changes)), canvas_length=canvas))
+    tower = None if vision is None else VisionConfig(**vision)
+    text = TextConfig(**(TEXT | changes))
+    model = Model(ModelConfig(text_config=text, vision_config=tower, canvas_length=canvas, **(ids or {})))
     ones = [(name, array) for name, array in tree_flatten(model.parameters()) if array.ndim == 1]
     if varied:
         model.load_weights([(name, mx.random.uniform(0.5, 1.5, array.shape)) for name, array in ones], strict=False)
@@ -96,13 +101,16 @@ def build(*, seed=7, scale=1.0, varied=True, canvas=CANVAS, **changes):
     return model
 
 
-def quantize(model, default=None, **overrides):
-    """Quantize as mlx-vlm's converter does, and return the `quantization` of the configuration."""
+def quantize(model, default=None, *, keep=(), **overrides):
+    """Quantize as mlx-vlm's converter does, and return the `quantization` of the configuration.
+
+    Modules whose name has a part of `keep` stay dense.
+    """
     default, stated = default or FOUR_BITS, {}
     rule = model.quant_predicate
 
     def scheme_of(path, module):
-        wanted = rule(path, module)
+        wanted = rule(path, module) if not any(part in path for part in keep) else False
         if wanted is True:
             return default
         if wanted:

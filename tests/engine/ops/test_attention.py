@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from engine.contracts.graph import PackedSegment
-from engine.ops.attention import PackedAttention, causal_attention
+from engine.ops.attention import PackedAttention, causal_attention, mask_with_stretches, masked_attention
 from engine.state.kv_cache import KvCache
 from engine.state.kv_pool import KvPool
 
@@ -43,6 +43,38 @@ def test_causal_attention_equals_the_naive_loop(length, held, window, composed):
     parts = (mx.array(part) for part in (queries, keys, values))
     found = causal_attention(*parts, scale=SCALE, window=window, composed=composed)
     np.testing.assert_allclose(np.array(found), naive(queries, keys, values, window), atol=2e-6)
+
+
+STRETCHES = {"none": [], "one": [(2, 6)], "two, side by side": [(0, 3), (3, 7)], "all": [(0, 7)], "a single": [(6, 7)]}
+
+
+def sees(query, key, before, window, stretches):
+    """Whether the query at a place among the newest sees the key at a place among all held."""
+    newest = before + query
+    causal = key <= newest and (not window or key > newest - window)
+    return causal or any(start <= query < end and start <= key - before < end for start, end in stretches)
+
+
+@pytest.mark.parametrize("stretches", STRETCHES.values(), ids=STRETCHES)
+@pytest.mark.parametrize("window", [0, 1, 3, 100])
+@pytest.mark.parametrize("held", [7, 12])
+def test_a_mask_shows_what_came_before_and_the_whole_of_a_query_s_own_stretch(held, window, stretches):
+    found = np.array(mask_with_stretches(7, held, window, stretches))
+    wanted = [[sees(query, key, held - 7, window, stretches) for key in range(held)] for query in range(7)]
+    assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("composed", [False, True])
+def test_masked_attention_sees_what_its_mask_shows(composed):
+    queries, keys, values = random(1, 1, HEADS, 7, DIM), random(2, 1, KV_HEADS, 9, DIM), random(3, 1, KV_HEADS, 9, DIM)
+    mask = np.random.default_rng(4).random((7, 9)) < 0.5
+    mask[:, 0] = True
+    found = masked_attention(*map(mx.array, (queries, keys, values)), mx.array(mask), scale=SCALE, composed=composed)
+    for head in range(HEADS):
+        scores = (queries[0, head].astype(np.float64) @ keys[0, head // 2].T) * SCALE
+        weights = np.where(mask, np.exp(scores), 0.0)
+        wanted = weights / weights.sum(axis=1, keepdims=True) @ values[0, head // 2]
+        np.testing.assert_allclose(np.array(found[0, head]), wanted, atol=2e-6)
 
 
 @pytest.mark.parametrize("composed", [False, True])

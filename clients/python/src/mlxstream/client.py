@@ -311,10 +311,15 @@ class AsyncClient:
         return await self._call(self._connected().models.RenderChat, request)
 
     async def estimate_memory(
-        self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, model: str = ""
+        self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, images: int = 0, model: str = ""
     ) -> EstimateMemoryResponse:
-        """The memory that `rows` generations of this size would take at the same time, and whether they fit."""
-        request = EstimateMemoryRequest(model=model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows)
+        """The memory that `rows` generations of this size would take at the same time, and whether they fit.
+
+        The tokens of a prompt's `images` are among its `prompt_tokens`.
+        """
+        request = EstimateMemoryRequest(
+            model=model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, images=images
+        )
         return await self._call(self._connected().models.EstimateMemory, request)
 
     async def model(self, name: str = "") -> ModelInfo:

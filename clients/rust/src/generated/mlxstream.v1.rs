@@ -48,6 +48,9 @@ pub struct GraphGeometry {
     /// Tokens that sliding layers look back on; 0 without such layers.
     #[prost(uint32, tag = "9")]
     pub sliding_window: u32,
+    /// Positions that block diffusion revises together, at most; 0 for other methods.
+    #[prost(uint32, tag = "10")]
+    pub canvas_length: u32,
 }
 /// Everything that a graph promises. A feature that is absent here is refused by Generate, never emulated.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -865,7 +868,7 @@ pub struct ChatMessage {
     /// Who speaks: "system", "user", "assistant", "tool", or another role that the template knows. Not empty.
     #[prost(string, tag = "1")]
     pub role: ::prost::alloc::string::String,
-    /// What is said, in order; parts of text are joined. At most 1,024.
+    /// What is said, in order; parts of text are joined where no image is among them. At most 1,024.
     #[prost(message, repeated, tag = "2")]
     pub content: ::prost::alloc::vec::Vec<ContentPart>,
 }
@@ -884,7 +887,9 @@ pub mod content_part {
         /// Plain text, UTF-8.
         #[prost(string, tag = "1")]
         Text(::prost::alloc::string::String),
-        /// An encoded image (PNG, JPEG or WebP), for models that take images.
+        /// An encoded still image (PNG, JPEG or WebP), for models that declare media. At most 33,554,432 pixels, and 32,768
+        /// on a side; at most 16 images in a request, with 134,217,728 pixels in all. The chat template decides where it
+        /// stands, and one that makes no room for it is refused.
         #[prost(bytes, tag = "2")]
         Image(::prost::alloc::vec::Vec<u8>),
     }
@@ -1143,14 +1148,18 @@ pub struct EstimateMemoryRequest {
     /// Generations at the same time. Default 1.
     #[prost(uint32, optional, tag = "4")]
     pub rows: ::core::option::Option<u32>,
+    /// Images in each prompt, for a model that takes some. Their tokens are among `prompt_tokens`; each is counted as the
+    /// largest that an image becomes. Default 0.
+    #[prost(uint32, tag = "5")]
+    pub images: u32,
 }
 /// A predicted load. Units: bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EstimateMemoryResponse {
-    /// Weights.
+    /// Weights, those of a vision tower included.
     #[prost(uint64, tag = "1")]
     pub weights_bytes: u64,
-    /// Keys and values of all rows at their end.
+    /// Keys and values of all rows at their end, and what reading their images takes.
     #[prost(uint64, tag = "2")]
     pub kv_bytes: u64,
     /// Workspace of the largest step.
@@ -2485,26 +2494,30 @@ pub struct TopLogprob {
 /// is every time that was never reached: a generation that ended in the queue has waited, and nothing else.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GenerateStats {
-    /// Tokens of the prompt, cached ones included.
+    /// Tokens of the prompt, cached ones and those of images included.
     #[prost(uint32, tag = "1")]
     pub prompt_tokens: u32,
     /// Prompt tokens whose state was already there.
     #[prost(uint32, tag = "2")]
     pub cached_tokens: u32,
-    /// Tokens generated, a terminating end token and tokens from before a resume included.
+    /// Tokens generated, a terminating end token and tokens from before a resume included. Of block diffusion those that
+    /// were delivered, an end token and what follows it in a canvas apart.
     #[prost(uint32, tag = "3")]
     pub generated_tokens: u32,
     /// Prompt tokens computed per second of `prefill_ms`. Cached ones do not count, nor do those that an end left undone.
+    /// 0 of block diffusion.
     #[prost(double, tag = "4")]
     pub prefill_tps: f64,
     /// `generated_tokens` per second of `decode_ms`, so that the first token counts as well; those from before a resume do
     /// not.
     #[prost(double, tag = "5")]
     pub decode_tps: f64,
-    /// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed.
+    /// Milliseconds from admission until the first token was there, or the end where there was none; 0 when resumed, and of
+    /// block diffusion, whose first token comes with its whole first block.
     #[prost(double, tag = "6")]
     pub prefill_ms: f64,
-    /// Milliseconds from the first token to the last; 0 with one token or none.
+    /// Milliseconds from the first token to the last; 0 with one token or none. Of block diffusion from admission to the
+    /// end, the prompt included.
     #[prost(double, tag = "7")]
     pub decode_ms: f64,
     /// Ids whose state the cache holds: the prompt, then the generated tokens that were fed back. Sent when

@@ -8,8 +8,24 @@ from engine.contracts.composition import Composition, PagedKvComposition
 from engine.contracts.errors import ConfigurationError, GraphContractError
 from engine.contracts.graph import GraphDeclaration, GraphDescriptor, MediaCapability
 from engine.contracts.kv_scheme import AffineKv
+from engine.contracts.vision import VisionGeometry
 from engine.generation.bindings.denoising import OPERATIONS, bind_denoising_model
 from tests.engine.generation.scripted_denoiser import DECLARATION, GEOMETRY, ScriptedGraph
+
+SEEING = replace(
+    GEOMETRY,
+    vision=VisionGeometry(
+        hidden_size=8,
+        intermediate_size=8,
+        layers=1,
+        heads=1,
+        kv_heads=1,
+        head_dim=8,
+        patch_pixels=2,
+        pooling=2,
+        most_tokens=4,
+    ),
+)
 
 
 def without(operation):
@@ -53,10 +69,21 @@ def test_all_operations_that_are_lacking_are_named():
         bind_denoising_model(kind())
 
 
-def test_media_that_nothing_takes_are_refused():
+@pytest.mark.parametrize(
+    "media", [MediaCapability(input="embeddings"), MediaCapability(input="pixels", video=True)], ids=["form", "video"]
+)
+def test_media_that_the_method_does_not_give_are_refused(media):
+    declaration = replace(DECLARATION, media=media)
+    with pytest.raises(GraphContractError, match="media in a form"):
+        bind_denoising_model(ScriptedGraph(graph_capabilities=declaration, geometry=SEEING))
+
+
+def test_images_and_the_sizes_of_a_tower_are_declared_together_or_not_at_all():
     declaration = replace(DECLARATION, media=MediaCapability(input="pixels"))
-    with pytest.raises(GraphContractError, match="media"):
-        bind_denoising_model(ScriptedGraph(graph_capabilities=declaration))
+    bind_denoising_model(ScriptedGraph(graph_capabilities=declaration, geometry=SEEING))
+    for half in ({"graph_capabilities": declaration}, {"geometry": SEEING}):
+        with pytest.raises(GraphContractError, match="sizes of a tower"):
+            bind_denoising_model(ScriptedGraph(**half))
 
 
 def test_a_geometry_with_another_canvas_is_refused():

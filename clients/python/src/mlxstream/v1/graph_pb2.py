@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/graph.proto\x12\x0cmlxstream.v1\"f\n\x0fGraphDescriptor\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x11\n\tgraph_abi\x18\x03 \x01(\t\x12\x11\n\tstate_abi\x18\x04 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x05 \x01(\t\"\xc0\x01\n\rGraphGeometry\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\r\n\x05heads\x18\x04 \x01(\r\x12\x10\n\x08kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x13\n\x0blayer_types\x18\x08 \x03(\t\x12\x16\n\x0esliding_window\x18\t \x01(\r\"\x80\x04\n\x10GraphDeclaration\x12.\n\x06method\x18\x01 \x01(\x0e\x32\x1e.mlxstream.v1.GenerationMethod\x12\x17\n\x0fpacked_segments\x18\x02 \x01(\x08\x12\x31\n\x08\x61\x64\x61pters\x18\x03 \x01(\x0b\x32\x1f.mlxstream.v1.AdapterCapability\x12,\n\x05media\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.MediaCapability\x12\x17\n\x0fpaged_attention\x18\x05 \x01(\x08\x12\x17\n\x0f\x63ompiled_decode\x18\x06 \x01(\x08\x12\x18\n\x10sparse_attention\x18\x07 \x01(\x08\x12\x12\n\nembeddings\x18\x08 \x01(\x08\x12\x19\n\x11hidden_layer_taps\x18\t \x01(\x08\x12\x33\n\x0cnative_draft\x18\n \x01(\x0b\x32\x1d.mlxstream.v1.DraftCapability\x12\x30\n\x07prefill\x18\x0b \x01(\x0b\x32\x1f.mlxstream.v1.PrefillCapability\x12&\n\x02kv\x18\x0c \x01(\x0b\x32\x1a.mlxstream.v1.KvCapability\x12\x38\n\x0bspeculation\x18\r \x01(\x0b\x32#.mlxstream.v1.SpeculationCapability\"7\n\x11\x41\x64\x61pterCapability\x12\x0f\n\x07\x62\x61tched\x18\x01 \x01(\x08\x12\x11\n\tmountable\x18\x02 \x01(\x08\"I\n\x0fMediaCapability\x12\'\n\x05input\x18\x01 \x01(\x0e\x32\x18.mlxstream.v1.MediaInput\x12\r\n\x05video\x18\x02 \x01(\x08\"9\n\x0f\x44raftCapability\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\".\n\x11PrefillCapability\x12\x19\n\x11\x62ounded_workspace\x18\x01 \x01(\x08\"X\n\x0cKvCapability\x12\x13\n\x0b\x64\x65nse_reads\x18\x01 \x01(\x08\x12\x33\n\x0e\x64\x65layed_affine\x18\x02 \x01(\x0e\x32\x1b.mlxstream.v1.DelayedAffine\"\xaf\x01\n\x15SpeculationCapability\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x01(\x08\x12\x10\n\x08logprobs\x18\x02 \x01(\x08\x12\x11\n\taffine_kv\x18\x03 \x01(\x08\x12\x10\n\x08turbo_kv\x18\x04 \x01(\x08\x12\x17\n\x0f\x65xternal_tokens\x18\x05 \x01(\x08\x12\x19\n\x11grammar_proposals\x18\x06 \x01(\x08\x12\x19\n\x11immediate_affine4\x18\x07 \x01(\x08\"\xc8\x02\n\x11ResolvedExecution\x12.\n\x06method\x18\x01 \x01(\x0e\x32\x1e.mlxstream.v1.GenerationMethod\x12\x33\n\tmechanism\x18\x02 \x01(\x0e\x32 .mlxstream.v1.ExecutionMechanism\x12\x10\n\x08paged_kv\x18\x03 \x01(\x08\x12\x14\n\x0cprompt_cache\x18\x04 \x01(\x08\x12\x12\n\ncheckpoint\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ill\x18\x06 \x01(\x08\x12\x17\n\x0f\x63ompiled_decode\x18\x07 \x01(\x08\x12\x14\n\x0cgrammar_jump\x18\x08 \x01(\x08\x12\x0f\n\x07reasons\x18\t \x03(\t\x12\x12\n\nkv_storage\x18\n \x01(\t\x12\x1c\n\x0frow_tile_tokens\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_row_tile_tokens*|\n\x10GenerationMethod\x12!\n\x1dGENERATION_METHOD_UNSPECIFIED\x10\x00\x12$\n GENERATION_METHOD_AUTOREGRESSIVE\x10\x01\x12\x1f\n\x1bGENERATION_METHOD_DENOISING\x10\x02*\x82\x01\n\x12\x45xecutionMechanism\x12#\n\x1f\x45XECUTION_MECHANISM_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45XECUTION_MECHANISM_CONTINUOUS\x10\x01\x12#\n\x1f\x45XECUTION_MECHANISM_UNSUPPORTED\x10\x02*\x87\x01\n\nMediaInput\x12\x1b\n\x17MEDIA_INPUT_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEDIA_INPUT_EMBEDDINGS\x10\x01\x12(\n$MEDIA_INPUT_EMBEDDINGS_AND_POSITIONS\x10\x02\x12\x16\n\x12MEDIA_INPUT_PIXELS\x10\x03*}\n\rDelayedAffine\x12\x1e\n\x1a\x44\x45LAYED_AFFINE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45LAYED_AFFINE_NONE\x10\x01\x12\x1b\n\x17\x44\x45LAYED_AFFINE_ORDINARY\x10\x02\x12\x16\n\x12\x44\x45LAYED_AFFINE_ALL\x10\x03\x42\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18mlxstream/v1/graph.proto\x12\x0cmlxstream.v1\"f\n\x0fGraphDescriptor\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x11\n\tgraph_abi\x18\x03 \x01(\t\x12\x11\n\tstate_abi\x18\x04 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x05 \x01(\t\"\xd7\x01\n\rGraphGeometry\x12\x12\n\nvocab_size\x18\x01 \x01(\r\x12\x13\n\x0bhidden_size\x18\x02 \x01(\r\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\r\n\x05heads\x18\x04 \x01(\r\x12\x10\n\x08kv_heads\x18\x05 \x01(\r\x12\x10\n\x08head_dim\x18\x06 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x07 \x01(\r\x12\x13\n\x0blayer_types\x18\x08 \x03(\t\x12\x16\n\x0esliding_window\x18\t \x01(\r\x12\x15\n\rcanvas_length\x18\n \x01(\r\"\x80\x04\n\x10GraphDeclaration\x12.\n\x06method\x18\x01 \x01(\x0e\x32\x1e.mlxstream.v1.GenerationMethod\x12\x17\n\x0fpacked_segments\x18\x02 \x01(\x08\x12\x31\n\x08\x61\x64\x61pters\x18\x03 \x01(\x0b\x32\x1f.mlxstream.v1.AdapterCapability\x12,\n\x05media\x18\x04 \x01(\x0b\x32\x1d.mlxstream.v1.MediaCapability\x12\x17\n\x0fpaged_attention\x18\x05 \x01(\x08\x12\x17\n\x0f\x63ompiled_decode\x18\x06 \x01(\x08\x12\x18\n\x10sparse_attention\x18\x07 \x01(\x08\x12\x12\n\nembeddings\x18\x08 \x01(\x08\x12\x19\n\x11hidden_layer_taps\x18\t \x01(\x08\x12\x33\n\x0cnative_draft\x18\n \x01(\x0b\x32\x1d.mlxstream.v1.DraftCapability\x12\x30\n\x07prefill\x18\x0b \x01(\x0b\x32\x1f.mlxstream.v1.PrefillCapability\x12&\n\x02kv\x18\x0c \x01(\x0b\x32\x1a.mlxstream.v1.KvCapability\x12\x38\n\x0bspeculation\x18\r \x01(\x0b\x32#.mlxstream.v1.SpeculationCapability\"7\n\x11\x41\x64\x61pterCapability\x12\x0f\n\x07\x62\x61tched\x18\x01 \x01(\x08\x12\x11\n\tmountable\x18\x02 \x01(\x08\"I\n\x0fMediaCapability\x12\'\n\x05input\x18\x01 \x01(\x0e\x32\x18.mlxstream.v1.MediaInput\x12\r\n\x05video\x18\x02 \x01(\x08\"9\n\x0f\x44raftCapability\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\".\n\x11PrefillCapability\x12\x19\n\x11\x62ounded_workspace\x18\x01 \x01(\x08\"X\n\x0cKvCapability\x12\x13\n\x0b\x64\x65nse_reads\x18\x01 \x01(\x08\x12\x33\n\x0e\x64\x65layed_affine\x18\x02 \x01(\x0e\x32\x1b.mlxstream.v1.DelayedAffine\"\xaf\x01\n\x15SpeculationCapability\x12\x10\n\x08\x61\x64\x61pters\x18\x01 \x01(\x08\x12\x10\n\x08logprobs\x18\x02 \x01(\x08\x12\x11\n\taffine_kv\x18\x03 \x01(\x08\x12\x10\n\x08turbo_kv\x18\x04 \x01(\x08\x12\x17\n\x0f\x65xternal_tokens\x18\x05 \x01(\x08\x12\x19\n\x11grammar_proposals\x18\x06 \x01(\x08\x12\x19\n\x11immediate_affine4\x18\x07 \x01(\x08\"\xc8\x02\n\x11ResolvedExecution\x12.\n\x06method\x18\x01 \x01(\x0e\x32\x1e.mlxstream.v1.GenerationMethod\x12\x33\n\tmechanism\x18\x02 \x01(\x0e\x32 .mlxstream.v1.ExecutionMechanism\x12\x10\n\x08paged_kv\x18\x03 \x01(\x08\x12\x14\n\x0cprompt_cache\x18\x04 \x01(\x08\x12\x12\n\ncheckpoint\x18\x05 \x01(\x08\x12\x0c\n\x04\x66ill\x18\x06 \x01(\x08\x12\x17\n\x0f\x63ompiled_decode\x18\x07 \x01(\x08\x12\x14\n\x0cgrammar_jump\x18\x08 \x01(\x08\x12\x0f\n\x07reasons\x18\t \x03(\t\x12\x12\n\nkv_storage\x18\n \x01(\t\x12\x1c\n\x0frow_tile_tokens\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_row_tile_tokens*|\n\x10GenerationMethod\x12!\n\x1dGENERATION_METHOD_UNSPECIFIED\x10\x00\x12$\n GENERATION_METHOD_AUTOREGRESSIVE\x10\x01\x12\x1f\n\x1bGENERATION_METHOD_DENOISING\x10\x02*\x82\x01\n\x12\x45xecutionMechanism\x12#\n\x1f\x45XECUTION_MECHANISM_UNSPECIFIED\x10\x00\x12\"\n\x1e\x45XECUTION_MECHANISM_CONTINUOUS\x10\x01\x12#\n\x1f\x45XECUTION_MECHANISM_UNSUPPORTED\x10\x02*\x87\x01\n\nMediaInput\x12\x1b\n\x17MEDIA_INPUT_UNSPECIFIED\x10\x00\x12\x1a\n\x16MEDIA_INPUT_EMBEDDINGS\x10\x01\x12(\n$MEDIA_INPUT_EMBEDDINGS_AND_POSITIONS\x10\x02\x12\x16\n\x12MEDIA_INPUT_PIXELS\x10\x03*}\n\rDelayedAffine\x12\x1e\n\x1a\x44\x45LAYED_AFFINE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45LAYED_AFFINE_NONE\x10\x01\x12\x1b\n\x17\x44\x45LAYED_AFFINE_ORDINARY\x10\x02\x12\x16\n\x12\x44\x45LAYED_AFFINE_ALL\x10\x03\x42\x13\n\x0fio.mlxstream.v1P\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,32 +32,32 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'mlxstream.v1.graph_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\017io.mlxstream.v1P\001'
-  _globals['_GENERATIONMETHOD']._serialized_start=1694
-  _globals['_GENERATIONMETHOD']._serialized_end=1818
-  _globals['_EXECUTIONMECHANISM']._serialized_start=1821
-  _globals['_EXECUTIONMECHANISM']._serialized_end=1951
-  _globals['_MEDIAINPUT']._serialized_start=1954
-  _globals['_MEDIAINPUT']._serialized_end=2089
-  _globals['_DELAYEDAFFINE']._serialized_start=2091
-  _globals['_DELAYEDAFFINE']._serialized_end=2216
+  _globals['_GENERATIONMETHOD']._serialized_start=1717
+  _globals['_GENERATIONMETHOD']._serialized_end=1841
+  _globals['_EXECUTIONMECHANISM']._serialized_start=1844
+  _globals['_EXECUTIONMECHANISM']._serialized_end=1974
+  _globals['_MEDIAINPUT']._serialized_start=1977
+  _globals['_MEDIAINPUT']._serialized_end=2112
+  _globals['_DELAYEDAFFINE']._serialized_start=2114
+  _globals['_DELAYEDAFFINE']._serialized_end=2239
   _globals['_GRAPHDESCRIPTOR']._serialized_start=42
   _globals['_GRAPHDESCRIPTOR']._serialized_end=144
   _globals['_GRAPHGEOMETRY']._serialized_start=147
-  _globals['_GRAPHGEOMETRY']._serialized_end=339
-  _globals['_GRAPHDECLARATION']._serialized_start=342
-  _globals['_GRAPHDECLARATION']._serialized_end=854
-  _globals['_ADAPTERCAPABILITY']._serialized_start=856
-  _globals['_ADAPTERCAPABILITY']._serialized_end=911
-  _globals['_MEDIACAPABILITY']._serialized_start=913
-  _globals['_MEDIACAPABILITY']._serialized_end=986
-  _globals['_DRAFTCAPABILITY']._serialized_start=988
-  _globals['_DRAFTCAPABILITY']._serialized_end=1045
-  _globals['_PREFILLCAPABILITY']._serialized_start=1047
-  _globals['_PREFILLCAPABILITY']._serialized_end=1093
-  _globals['_KVCAPABILITY']._serialized_start=1095
-  _globals['_KVCAPABILITY']._serialized_end=1183
-  _globals['_SPECULATIONCAPABILITY']._serialized_start=1186
-  _globals['_SPECULATIONCAPABILITY']._serialized_end=1361
-  _globals['_RESOLVEDEXECUTION']._serialized_start=1364
-  _globals['_RESOLVEDEXECUTION']._serialized_end=1692
+  _globals['_GRAPHGEOMETRY']._serialized_end=362
+  _globals['_GRAPHDECLARATION']._serialized_start=365
+  _globals['_GRAPHDECLARATION']._serialized_end=877
+  _globals['_ADAPTERCAPABILITY']._serialized_start=879
+  _globals['_ADAPTERCAPABILITY']._serialized_end=934
+  _globals['_MEDIACAPABILITY']._serialized_start=936
+  _globals['_MEDIACAPABILITY']._serialized_end=1009
+  _globals['_DRAFTCAPABILITY']._serialized_start=1011
+  _globals['_DRAFTCAPABILITY']._serialized_end=1068
+  _globals['_PREFILLCAPABILITY']._serialized_start=1070
+  _globals['_PREFILLCAPABILITY']._serialized_end=1116
+  _globals['_KVCAPABILITY']._serialized_start=1118
+  _globals['_KVCAPABILITY']._serialized_end=1206
+  _globals['_SPECULATIONCAPABILITY']._serialized_start=1209
+  _globals['_SPECULATIONCAPABILITY']._serialized_end=1384
+  _globals['_RESOLVEDEXECUTION']._serialized_start=1387
+  _globals['_RESOLVEDEXECUTION']._serialized_end=1715
 # @@protoc_insertion_point(module_scope)

@@ -62,7 +62,7 @@ class GraphDescriptor(_message.Message):
     def __init__(self, id: _Optional[str] = ..., backend: _Optional[str] = ..., graph_abi: _Optional[str] = ..., state_abi: _Optional[str] = ..., artifact: _Optional[str] = ...) -> None: ...
 
 class GraphGeometry(_message.Message):
-    __slots__ = ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "context_length", "layer_types", "sliding_window")
+    __slots__ = ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "context_length", "layer_types", "sliding_window", "canvas_length")
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class GraphGeometry(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LAYER_TYPES_FIELD_NUMBER: _ClassVar[int]
     SLIDING_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CANVAS_LENGTH_FIELD_NUMBER: _ClassVar[int]
     vocab_size: int
     hidden_size: int
     layers: int
@@ -81,7 +82,8 @@ class GraphGeometry(_message.Message):
     context_length: int
     layer_types: _containers.RepeatedScalarFieldContainer[str]
     sliding_window: int
-    def __init__(self, vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., layers: _Optional[int] = ..., heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., context_length: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., sliding_window: _Optional[int] = ...) -> None: ...
+    canvas_length: int
+    def __init__(self, vocab_size: _Optional[int] = ..., hidden_size: _Optional[int] = ..., layers: _Optional[int] = ..., heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., context_length: _Optional[int] = ..., layer_types: _Optional[_Iterable[str]] = ..., sliding_window: _Optional[int] = ..., canvas_length: _Optional[int] = ...) -> None: ...
 
 class GraphDeclaration(_message.Message):
     __slots__ = ("method", "packed_segments", "adapters", "media", "paged_attention", "compiled_decode", "sparse_attention", "embeddings", "hidden_layer_taps", "native_draft", "prefill", "kv", "speculation")

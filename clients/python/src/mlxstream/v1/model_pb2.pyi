@@ -205,16 +205,18 @@ class RenderChatResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class EstimateMemoryRequest(_message.Message):
-    __slots__ = ("model", "prompt_tokens", "max_tokens", "rows")
+    __slots__ = ("model", "prompt_tokens", "max_tokens", "rows", "images")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt_tokens: int
     max_tokens: int
     rows: int
-    def __init__(self, model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+    images: int
+    def __init__(self, model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., rows: _Optional[int] = ..., images: _Optional[int] = ...) -> None: ...
 
 class EstimateMemoryResponse(_message.Message):
     __slots__ = ("weights_bytes", "kv_bytes", "workspace_bytes", "total_bytes", "budget_bytes", "fits", "max_context_tokens")

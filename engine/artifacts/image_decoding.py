@@ -1,0 +1,93 @@
+"""Encoded images, opened and decoded within bounds: what is no image, or too large a one, is refused by name.
+
+A header is read first, so that a refusal costs nothing; pixels are decoded once all else of a request is known to be
+good. Works on any thread. Units: pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from engine.contracts.errors import InvalidRequestError
+from engine.contracts.vision import MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE_PIXELS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+    from PIL.ImageFile import ImageFile
+
+_FORMATS: Final = ("PNG", "JPEG", "WEBP")
+_BOUNDS: Final = f"at most {MAX_IMAGE_PIXELS} pixels are taken, and {MAX_IMAGE_SIDE_PIXELS} on a side"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedImage:
+    """An image whose header was read. `field` is its path in the request."""
+
+    field: str
+    data: bytes
+    width: int
+    height: int
+
+    @property
+    def pixels(self) -> int:
+        """How many there are."""
+        return self.width * self.height
+
+
+def open_image(data: bytes, field: str) -> EncodedImage:
+    """Read the header of an encoded image.
+
+    Raises:
+        InvalidRequestError: it is no still PNG, JPEG or WebP image, or has more pixels than are taken.
+    """
+    with _opened(data, field) as image:
+        width, height = image.size
+        if isinstance(image, PngImageFile | WebPImageFile) and image.n_frames > 1:
+            raise InvalidRequestError.of(field, "is animated, and only still images are taken")
+    if not (width and height):
+        raise InvalidRequestError.of(field, "has no pixels")
+    if width * height > MAX_IMAGE_PIXELS or max(width, height) > MAX_IMAGE_SIDE_PIXELS:
+        raise InvalidRequestError.of(field, f"has {width} by {height} pixels; {_BOUNDS}")
+    return EncodedImage(field=field, data=data, width=width, height=height)
+
+
+def decode_image(encoded: EncodedImage, fitted: Callable[[int, int], tuple[int, int]]) -> npt.NDArray[np.uint8]:
+    """The pixels [H, W, 3] of an image, upright, in 8 bits, scaled bicubically to what `fitted` makes of height, width.
+
+    Raises:
+        InvalidRequestError: it cannot be decoded.
+    """
+    with _opened(encoded.data, encoded.field) as image:
+        upright = ImageOps.exif_transpose(image).convert("RGB")
+        height, width = fitted(upright.height, upright.width)
+        if upright.size != (width, height):
+            upright = upright.resize((width, height), resample=Image.Resampling.BICUBIC)
+        return np.asarray(upright)
+
+
+@contextmanager
+def _opened(data: bytes, field: str) -> Iterator[ImageFile]:
+    """The image of which only the header has been read; any failure of the library is a refusal."""
+    if not data:
+        raise InvalidRequestError.of(field, "is empty")
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            yield image
+    except InvalidRequestError:
+        raise
+    except Image.UnidentifiedImageError:
+        raise InvalidRequestError.of(field, "is no PNG, JPEG or WebP image, or its header makes no sense") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise InvalidRequestError.of(field, f"has too many pixels; {_BOUNDS}") from None
+    except Exception:  # a hostile file can make the library fail in any way
+        raise InvalidRequestError.of(field, "is damaged: it cannot be decoded") from None
