@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
@@ -85,7 +85,7 @@ def _opened(data: bytes, field: str) -> Iterator[ImageFile]:
             yield image
     except InvalidRequestError:
         raise
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         raise InvalidRequestError.of(field, "is no PNG, JPEG or WebP image, or its header makes no sense") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InvalidRequestError.of(field, f"has too many pixels; {_BOUNDS}") from None

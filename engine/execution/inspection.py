@@ -15,6 +15,7 @@ from engine.artifacts import catalogue
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.consistency import listed, surplus_tensors
 from engine.artifacts.storage_summary import StoredForm, stored_forms
+from engine.artifacts.vision_shapes import PATCHES
 from engine.contracts.cache import GROWTH_TOKENS
 from engine.contracts.denoising import stopping_ids
 from engine.contracts.errors import EngineError
@@ -232,6 +233,8 @@ def _notes(artifact: Artifact, memory: MemoryReport, text: TextReport | None) ->
             notes.append("what its rows keep is not known: memory counts keys and values for every layer and token")
     if artifact.config.denoising is not None and artifact.config.vision is None:
         notes.append("reads no images: it has no vision tower, or does not describe one")
+    if f"{PATCHES}.scales" in artifact.tensors:
+        notes.append("sees little of an image: its patches' projection is quantized, and takes whole numbers alone")
     if text is not None and not text.has_chat_template:
         notes.append("has no chat template: conversations are refused, plain prompts work")
     if not _ends(artifact):

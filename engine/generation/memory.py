@@ -30,9 +30,11 @@ tokens makes of them, and what the step before keeps until it is read. Measured.
 CANVAS_LOGITS = 8
 """The same for each position of a canvas and token of the vocabulary: scores, what acceptance and feedback make of
 them, and the scores of another row's unit, which is started before this one is read. Measured."""
-TOWER_HIDDEN_STATES, TOWER_INNER_STATES, TOWER_PIXELS = 12, 4, 3
-"""What a vision tower holds of one patch at its peak, as so many hidden and inner states, and its pixels in float32 so
-many times. Measured."""
+TOWER_HIDDEN_STATES, TOWER_HEADS, TOWER_INNER_STATES, TOWER_PIXELS = 10, 16, 4, 3
+"""What a vision tower holds of one patch at its peak: so many hidden states, queries of all heads and inner states, and
+its pixels in float32. Measured."""
+TOWER_SCORES = 2
+"""How often a tower holds the scores of one layer, where they are written down. Measured."""
 USABLE_SHARE = 0.75
 """Of the memory that is available once the weights are resident, this much may be planned with."""
 PREFIX_SHARE = 0.25
@@ -92,11 +94,13 @@ def images_bytes(geometry: GraphGeometry, composition: Composition, images: Sequ
 def _tower_bytes(vision: VisionGeometry, composition: Composition, patches: int) -> int:
     """Bytes of the tower's workspace for an image of so many patches."""
     element_bytes = ELEMENT_BYTES[composition.compute_dtype]
-    heads = vision.heads * vision.head_dim
-    values = TOWER_HIDDEN_STATES * max(vision.hidden_size, heads) + TOWER_INNER_STATES * vision.intermediate_size
-    copies = 0 if composition.device != "cpu" else 2 if composition.composes_exponentials else 1
-    scores = copies * vision.heads * patches**2 * element_bytes
-    return patches * (values * element_bytes + TOWER_PIXELS * vision.patch_pixels**2 * 3 * 4) + scores
+    values = (
+        TOWER_HIDDEN_STATES * vision.hidden_size
+        + TOWER_HEADS * vision.heads * vision.head_dim
+        + TOWER_INNER_STATES * vision.intermediate_size
+    )
+    scores = TOWER_SCORES * vision.heads * patches * element_bytes if composition.device == "cpu" else 0
+    return patches * (values * element_bytes + scores + TOWER_PIXELS * vision.patch_pixels**2 * 3 * 4)
 
 
 def unit_tokens(geometry: GraphGeometry, chunk_tokens: int) -> int:

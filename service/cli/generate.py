@@ -120,5 +120,5 @@ def _prompt(
         return text
     if not text.strip():
         raise click.UsageError("the prompt is empty")
-    turns = [{"role": "user", "content": [*images, text] if images else text}]
+    turns: list[dict[str, Any]] = [{"role": "user", "content": [*images, text] if images else text}]
     return [{"role": "system", "content": system}, *turns] if system is not None else turns

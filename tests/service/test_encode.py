@@ -125,7 +125,7 @@ FULL_STARTED = GenerationStarted(
 FULL_MODEL = dataclasses.replace(
     MODEL,
     declaration=FULL_DECLARATION,
-    geometry=dataclasses.replace(MODEL.geometry, sliding_window=16),
+    geometry=dataclasses.replace(MODEL.geometry, sliding_window=16, canvas_length=8),
     composition=Composition(max_rows=8),
     runtime=RuntimeInfo(device="cpu", device_name="a CPU", mlx_version="1", blas="b", remedy="install it"),
     option_defaults=OptionDefaults(max_tokens=9, temperature=0.7, top_p=0.9, top_k=40, min_p=0.1),

@@ -83,7 +83,7 @@ CONVERSATIONS = {
 @pytest.mark.parametrize("parts", CONVERSATIONS.values(), ids=CONVERSATIONS)
 async def test_the_front_door_says_what_mlx_vlm_says(tiny, seer, parts):
     images = [part for part in parts if not isinstance(part, str)]
-    for seed in range(2):
+    for seed in (0, 5):
         wanted = await oracle(tiny, seer, chat(*parts), images, seed=seed)
         assert await answer(seer, chat(*parts), seed=seed) == wanted.tokens
 
@@ -93,10 +93,10 @@ async def test_images_of_the_same_ids_never_answer_for_each_other(tiny, seer):
     prompts = [chat("What is it?", PICTURES[seed]) for seed in range(3)]
     rendered = [await seer.render_chat(prompt, model="") for prompt in prompts]
     assert rendered[0] == rendered[1] == rendered[2]
-    wanted = [(await oracle(tiny, seer, prompt, [PICTURES[at]], seed=1)).tokens for at, prompt in enumerate(prompts)]
+    wanted = [(await oracle(tiny, seer, prompt, [PICTURES[at]], seed=5)).tokens for at, prompt in enumerate(prompts)]
     assert len(set(wanted)) == 3
-    assert [await answer(seer, prompt, seed=1) for prompt in prompts] == wanted
-    together = await asyncio.gather(*(answer(seer, prompt, seed=1) for prompt in (*prompts, *prompts)))
+    assert [await answer(seer, prompt, seed=5) for prompt in prompts] == wanted
+    together = await asyncio.gather(*(answer(seer, prompt, seed=5) for prompt in (*prompts, *prompts)))
     assert together == [*wanted, *wanted]
 
 

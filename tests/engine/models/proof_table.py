@@ -70,8 +70,8 @@ Its files may state nothing but token ids, `canvas_length` and the quantization.
 of no use, and fields that the graph would not follow, are refused by name (`test_diffusion_files.py`,
 `test_denoising_fields.py`). A vision tower beside it is served where the configuration describes it: what it sees, and
 canvases after prompts with images, equal mlx-vlm's within 1e-5 in these shapes: {towers}; dense and quantized, read
-whole or in parts (`test_vision_tower.py`); what an image is scaled to is mlx-vlm's to the byte, and so are the tokens of
-whole conversations (`test_image_decoding.py`, `test_image_generations.py`).
+whole or in parts (`test_vision_tower.py`); what an image is scaled to is mlx-vlm's to the byte, and so are the tokens
+of whole conversations (`test_image_decoding.py`, `test_image_generations.py`).
 """
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from engine.artifacts.artifact import open_artifact
 from engine.contracts.errors import GraphContractError
+from engine.execution.inspection import inspect_model
 from tests.engine.models import tiny_diffusion, tiny_vision
 from tests.engine.models.packed import relative_difference
 
@@ -144,6 +145,22 @@ def test_a_quantized_tower_sees_what_mlx_vlms_sees(tmp_path, packed):
     graph = tiny_diffusion.graph(tmp_path, dequantize=not packed)
     found = graph._tower(tiny_vision.prompt_image(tmp_path, image).pixels)[0]
     assert relative_difference(found, wanted) < 1e-5
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "unpacked"])
+def test_a_quantized_projection_of_patches_takes_whole_numbers_as_mlx_vlms_does(tmp_path, packed):
+    """So the reference asks; it leaves little of an image, and inspecting the model says so."""
+    model = tiny_vision.build(tiny_vision.WIDE | {"patch_size": 8}, **tiny_diffusion.WIDE)
+    tiny_vision.save(tmp_path, model, quantization=tiny_diffusion.quantize(model))
+    bright, dim = (
+        tiny_vision.picture(1, 48, 32).point(lambda value, least=least: least + value // 4) for least in (64, 128)
+    )
+    wanted = tiny_vision.seen_by(model, bright)
+    graph = tiny_diffusion.graph(tmp_path, dequantize=not packed)
+    found, other = (graph._tower(tiny_vision.prompt_image(tmp_path, image).pixels)[0] for image in (bright, dim))
+    assert relative_difference(found, wanted) < 1e-5
+    assert mx.array_equal(found, other).item()
+    assert any("sees little of an image" in note for note in inspect_model(str(tmp_path)).notes)
 
 
 def test_a_graph_with_a_tower_declares_pixels_and_one_without_takes_none(tmp_path):
