@@ -15,7 +15,8 @@ from engine.contracts.memory import MemoryLoad
 from engine.contracts.option_groups import DenoisingOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TokenPrompt
 from engine.execution.engine import Engine
-from engine.execution.estimating import estimate_unloaded
+from engine.execution.estimating import unloaded_facts
+from engine.execution.state_room import estimate
 from tests.engine import tiny_denoiser, tiny_seer
 from tests.engine.execution.driving import run, settings
 from tests.engine.generation import denoising_oracle
@@ -190,19 +191,17 @@ async def test_a_prompt_of_ids_reads_padding_where_an_image_would_stand(tiny, se
 
 async def test_admission_counts_what_reading_an_image_takes(tiny, tmp_path):
     asked = settings(tiny[0], tmp_path)
-    unloaded = [
-        estimate_unloaded(asked, MemoryLoad(prompt_tokens=60, max_tokens=8, rows=2, images=count)) for count in range(3)
-    ]
-    taken = [estimate.kv_bytes for estimate in unloaded]
+    facts = unloaded_facts(asked)
+    loads = [MemoryLoad(prompt_tokens=60, max_tokens=8, rows=2, images=count) for count in range(3)]
+    unloaded = [estimate(facts, load) for load in loads]
+    taken = [found.kv_bytes for found in unloaded]
     pixels = 2 * 6 * 8 * 8 * 3
     assert taken[0] < taken[1]
     assert taken[2] - taken[1] == pixels
     engine = Engine(settings(tiny[0], tmp_path, state_bytes=taken[1] // 2 - 1))
     await engine.start()
     try:
-        for count in range(3):
-            load = MemoryLoad(prompt_tokens=60, max_tokens=8, rows=2, images=count)
-            assert engine.estimate_memory(load, model="").kv_bytes == taken[count]
+        assert [engine.estimate_memory(load, model="").kv_bytes for load in loads] == taken
         assert engine.model.weights_bytes == unloaded[0].weights_bytes
         with pytest.raises(InsufficientMemoryError):
             await run(engine, chat("a" * 34, PICTURES[0]), max_tokens=8, denoising=FEW)
