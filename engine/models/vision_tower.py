@@ -73,8 +73,8 @@ class VisionTower:
             centred = centred.astype(mx.uint32)
         across = mx.broadcast_to(self._positions[0, :columns], (rows, columns, self._positions.shape[2]))
         down = self._positions[1, :rows][:, None]
-        places: mx.array = (across + down).reshape(1, rows * columns, -1)
-        return self._patches(centred.astype(dtype)) + places
+        x: mx.array = self._patches(centred.astype(dtype)) + (across + down).reshape(1, rows * columns, -1)
+        return x
 
     def _pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
         """The mean of each square of patches, times the root of S: [1, n, S]."""
