@@ -7,6 +7,7 @@ Numeric reference: `mlx_vlm.models.gemma4.vision`; source: reference, denoising-
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
@@ -73,15 +74,14 @@ class VisionTower:
             centred = centred.astype(mx.uint32)
         across = mx.broadcast_to(self._positions[0, :columns], (rows, columns, self._positions.shape[2]))
         down = self._positions[1, :rows][:, None]
-        x: mx.array = self._patches(centred.astype(dtype)) + (across + down).reshape(1, rows * columns, -1)
-        return x
+        return self._patches(centred.astype(dtype)) + (across + down).reshape(1, rows * columns, -1)
 
     def _pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
         """The mean of each square of patches, times the root of S: [1, n, S]."""
         side, size = self._vision.geometry.pooling, x.shape[2]
         squares = x.astype(mx.float32).reshape(rows // side, side, columns // side, side, size)
         means = (squares * (1 / side**2)).sum(axis=(1, 3)).reshape(1, -1, size)
-        return means.astype(x.dtype) * size**0.5
+        return means.astype(x.dtype) * math.sqrt(size)
 
 
 class _TowerLayer:
