@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from engine.models.untouched import untouched
+from engine.models.untouched import UntouchedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,7 @@ class Unpacker:
     def __init__(self, kernel: UnpackKernel) -> None:
         """Unpack with `kernel`."""
         self._kernel = kernel
+        self._memory = UntouchedMemory()
         self._pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlx-stream-fill")
         self._jobs: deque[Future[None]] = deque()
 
@@ -48,7 +49,7 @@ class Unpacker:
         Raises:
             ArtifactError: an earlier matrix could not be read.
         """
-        matrix = untouched((sum(part.rows for part in parts), parts[0].columns))
+        matrix = self._memory.matrix(sum(part.rows for part in parts), parts[0].columns)
         values = np.array(matrix, copy=False)
         start = 0
         for part in parts:

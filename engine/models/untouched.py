@@ -18,9 +18,33 @@ import mlx.core as mx
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+STRETCH_VALUES: Final = 1 << 24
+ALIGNMENT_VALUES: Final = 16
+"""A line of a processor's cache."""
+
 _MAGIC: Final = b"\x93NUMPY\x01\x00"
 _ALIGNMENT_BYTES: Final = 64
 _LENGTH_BYTES: Final = 2
+
+
+class UntouchedMemory:
+    """Hands out matrices side by side: apart, most are too small for large pages of their own."""
+
+    def __init__(self) -> None:
+        """Nothing is taken from mlx before it is needed."""
+        self._stretch: mx.array | None = None
+        self._used_values = 0
+
+    def matrix(self, rows: int, columns: int) -> mx.array:
+        """An evaluated matrix [rows, columns] that holds anything; its stretch lives as long as any matrix in it."""
+        values = rows * columns
+        if self._stretch is None or self._used_values + values > self._stretch.size:
+            self._stretch, self._used_values = untouched((max(values, STRETCH_VALUES),)), 0
+        start = self._used_values
+        self._used_values += values + -values % ALIGNMENT_VALUES
+        matrix = self._stretch[start : start + values].reshape(rows, columns)
+        mx.eval(matrix)
+        return matrix
 
 
 def untouched(shape: Sequence[int]) -> mx.array:

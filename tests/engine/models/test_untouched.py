@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.models.untouched import untouched
+from engine.models.untouched import STRETCH_VALUES, UntouchedMemory, untouched
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (576, 1536), (2, 3, 700, 700)])
@@ -32,3 +32,17 @@ def test_its_memory_is_given_back():
     del array
     mx.clear_cache()
     assert mx.get_active_memory() <= before
+
+
+def test_matrices_lie_side_by_side_and_share_nothing():
+    memory = UntouchedMemory()
+    shapes = [(3, 5), (64, 4096), (1, 1), (7, 9)]
+    matrices = [memory.matrix(*shape) for shape in shapes]
+    for number, matrix in enumerate(matrices):
+        np.array(matrix, copy=False)[:] = number
+    assert [matrix.shape for matrix in matrices] == shapes
+    assert [mx.all(matrix == number).item() for number, matrix in enumerate(matrices)] == [True] * len(shapes)
+    starts = [np.array(matrix, copy=False).ctypes.data for matrix in matrices]
+    assert [later - starts[0] for later in starts] == [0, 64, 64 + 4 * 64 * 4096, 128 + 4 * 64 * 4096]
+    wide = memory.matrix(1, STRETCH_VALUES + 1)  # larger than a stretch
+    assert wide.size == STRETCH_VALUES + 1
