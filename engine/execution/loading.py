@@ -32,7 +32,6 @@ from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding, 
 from engine.generation.bindings.denoising import MlxDenoisingBinding, bind_denoising_model
 from engine.generation.memory import ELEMENT_BYTES, usable_bytes, workspace_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
-from engine.models.foreign import load_foreign_graph
 from engine.models.reading import WeightReader
 from engine.models.registry import build_denoising_graph, build_graph
 
@@ -162,6 +161,8 @@ def _bound(
         if files.adapters:
             raise ConfigurationError("adapters", "a graph of mlx-lm takes no adapters")
         progress(LoadProgress(phase=LoadPhase.READING, total_bytes=artifact.weights_bytes))
+        from engine.models.foreign import load_foreign_graph  # seldom needed, and takes a while
+
         foreign = load_foreign_graph(
             artifact, layout, composition, stored_dtype=facts.stored_dtype, before_each=before_each
         )

@@ -177,8 +177,11 @@ class Row:
         """Take caches that hold the first `cached_tokens` of what is known, and start the clock of the prefill.
 
         `joins_tail` lets the prompt's last token share a step with what comes before it, where the caches allow that.
+        The row takes its seat among others now: rows that are admitted together then copy nobody's state.
         """
         self.caches = caches
+        for cache in caches:
+            cache.place_for(max(0, len(self.prompt) - cached_tokens))
         self._joins_tail = joins_tail and bool(caches) and all(cache.is_seated for cache in caches)
         self._fed_tokens = self._position = cached_tokens
         self._cached_tokens = self._told_prefilled = min(cached_tokens, len(self.prompt))
