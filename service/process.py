@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -50,6 +51,7 @@ def end_process(status: int) -> NoReturn:
     that ends by itself waits for such threads for ever. Nothing of theirs is worth waiting for by then.
     """
     if _engine_threads_end(time.monotonic() + ENDING_SECONDS):
+        gc.freeze()  # what is left is not searched for cycles, which would take longer than all the rest
         sys.exit(status)
     logging.shutdown()
     sys.stdout.flush()
