@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as Packed
 from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
 
 import mlxstream
 from mlxstream.v1.generation_pb2 import GenerateRequest
@@ -17,6 +19,8 @@ from tests.clients.python.scripted_server import (
     serving,
     silent,
 )
+
+INFO_URL = "type.googleapis.com/google.rpc.ErrorInfo"
 
 
 async def test_every_call_has_a_deadline_unless_it_was_taken_away(server: ScriptedServer) -> None:
@@ -155,3 +159,22 @@ async def test_a_server_that_is_lost_before_it_answers_says_so(
         await client.generate("hi")
     assert str(caught.value) == f"{server.target} went away before it answered (Socket closed)"
     assert caught.value.reason == "CONNECTION_LOST"
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [b"\xff\xff", b"\x1a\x02\x08", Status(details=[Packed(type_url=INFO_URL, value=b"\xff")]).SerializeToString()],
+)
+async def test_details_that_are_none_hide_no_status(
+    server: ScriptedServer, client: mlxstream.AsyncClient, packed: bytes
+) -> None:
+    """Whatever stands between us and the server may write trailers of its own."""
+
+    async def refuse(_request: GenerateRequest, context: Context) -> None:
+        context.set_trailing_metadata((("grpc-status-details-bin", packed),))
+        await context.abort(grpc.StatusCode.NOT_FOUND, "nothing here")
+
+    server.generations.behaviour = refuse
+    with pytest.raises(mlxstream.NotFoundError, match="nothing here") as caught:
+        await client.generate("hi")
+    assert caught.value.reason == ""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from mlxstream.errors import (
@@ -135,7 +136,7 @@ def details_of(trailers: grpc.aio.Metadata | None) -> ErrorDetails:
         for detail in status_pb2.Status.FromString(packed).details:
             # Each kind occurs at most once, so the first that unpacks it is the one.
             _ = detail.Unpack(info) or detail.Unpack(bad_request) or detail.Unpack(retry)
-    except ValueError:  # also protobuf's DecodeError
+    except DecodeError:
         return ErrorDetails()
     return ErrorDetails(
         reason=info.reason,
