@@ -190,21 +190,19 @@ impl Reader {
     fn news(&mut self, mut response: GenerateResponse) -> Option<GenerateResponse> {
         self.failures = 0;
         lock(&self.account).sequence = response.sequence;
-        match &mut response.event {
-            Some(Event::Started(_)) if lock(&self.account).started.is_some() => return None,
-            Some(Event::Finished(finished)) if self.is_durable && finished.error.is_some() => {
-                self.held = Some(response);
-                return None;
-            }
-            Some(Event::Chunk(chunk)) if self.is_durable => {
-                if !self.cut_known(chunk) {
-                    return None;
-                }
-            }
-            _ => {}
+        if self.is_durable && matches!(&response.event, Some(Event::Finished(finished)) if finished.error.is_some()) {
+            self.held = Some(response);
+            return None;
         }
-        lock(&self.account).take(&response);
-        Some(response)
+        let is_new = match &mut response.event {
+            Some(Event::Started(_)) => lock(&self.account).started.is_none(),
+            Some(Event::Chunk(chunk)) if self.is_durable => self.cut_known(chunk),
+            _ => true,
+        };
+        is_new.then(|| {
+            lock(&self.account).take(&response);
+            response
+        })
     }
 
     /// Leave of a chunk what no earlier call has brought; false if nothing is left.

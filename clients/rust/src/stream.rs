@@ -147,9 +147,11 @@ struct Generating {
     account: Arc<Mutex<Account>>,
 }
 
+type Events = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Error>> + Send>>;
+
 /// The calls of a generation, and who waits for their next event. Without calls, it is over.
 struct Reading {
-    events: Option<Pin<Box<dyn Stream<Item = Result<GenerateResponse, Error>> + Send>>>,
+    events: Option<Events>,
     reader: Option<Waker>,
 }
 
