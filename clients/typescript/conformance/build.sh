@@ -8,7 +8,7 @@ cp -R "$source/package.json" "$source/tsconfig.json" "$source/buf.gen.yaml" "$so
 mkdir -p "$output/src" && cp "$source"/src/*.ts "$output/src"
 if ! cmp -s "$source/package-lock.json" "$output/installed-lock.json"; then
   cp "$source/package-lock.json" "$output/package-lock.json"
-  # npm may give up on a slow network without a word and with status 0, so what counts is what lies there.
+  # On a slow network npm may give up without a word (npm/cli 9728), so what counts is what lies there.
   fetch() (cd "$output" && npm ci --no-audit --no-fund >install.log 2>&1 && test -e node_modules/.package-lock.json)
   fetch || fetch || { cat "$output/install.log"; exit 1; }
   cp "$source/package-lock.json" "$output/installed-lock.json"
