@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from tests.engine.models import tiny_diffusion
+from tests.engine.models import tiny_diffusion, tiny_vision
 
 OTHERS = {"biases": {"attention_bias": True}, "sizes that quantize": tiny_diffusion.WIDE}
 
@@ -22,6 +22,23 @@ def compared(changes: dict, lengths: list[int], folder: Path) -> str:
     graph = tiny_diffusion.graph(folder, library_arithmetic=True)
     pairs = tiny_diffusion.passes(tiny_diffusion.Oracle(model), graph, lengths)
     return "equal" if all(mx.array_equal(found, wanted).item() for wanted, found in pairs) else "unequal"
+
+
+def seen(changes: dict, folder: Path) -> str:
+    """The answer for one model with a tower, and a canvas after a prompt with two images."""
+    model = tiny_vision.build(changes, scale=3.0)
+    tiny_vision.save(folder, model)
+    graph, images = (
+        tiny_diffusion.graph(folder, library_arithmetic=True),
+        [tiny_vision.picture(1), tiny_vision.picture(2, 9, 70)],
+    )
+    ids, state = tiny_vision.read(folder, graph, images)
+    caches, canvas = tiny_vision.oracle_caches(model, ids, images), tiny_diffusion.ids(1, tiny_diffusion.CANVAS)
+    pairs = [(tiny_diffusion.logits(graph, canvas, state), tiny_diffusion.Oracle(model).logits(canvas, caches))]
+    for image in images:
+        pixels = tiny_vision.prompt_image(folder, image).pixels
+        pairs.append((graph._tower(pixels)[0], tiny_vision.seen_by(model, image)))
+    return "equal" if all(mx.array_equal(found, wanted).item() for found, wanted in pairs) else "unequal"
 
 
 if __name__ == "__main__":
@@ -36,3 +53,6 @@ if __name__ == "__main__":
     for name, (changes, lengths) in cases.items():
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {compared(changes, lengths, Path(folder))}")
+    for name, changes in tiny_vision.SHAPES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"sees, {name}: {seen(changes, Path(folder))}")

@@ -68,10 +68,12 @@ proven in these shapes: {cases}. In float32:
 
 Its files may state nothing but token ids, `canvas_length` and the quantization. Tensors that are missing, misshapen or
 of no use, and fields that the graph would not follow, are refused by name (`test_diffusion_files.py`,
-`test_denoising_fields.py`). A vision tower beside it is served where the configuration describes it: what it sees, and
-canvases after prompts with images, equal mlx-vlm's within 1e-5 in these shapes: {towers}; dense and quantized, read
-whole or in parts (`test_vision_tower.py`); what an image is scaled to is mlx-vlm's to the byte, and so are the tokens
-of whole conversations (`test_image_decoding.py`, `test_image_generations.py`).
+`test_denoising_fields.py`).
+
+A vision tower beside it is served where the configuration describes it, in these shapes: {towers}. What it sees, and
+canvases after prompts with images, equal mlx-vlm's in the same two ways, within 1e-5 with quantized weights too, and
+read in parts (`test_vision_tower.py`). An image is scaled as mlx-vlm does it, to the byte (`test_image_decoding.py`),
+and whole conversations have its tokens (`test_image_generations.py`).
 """
 
 

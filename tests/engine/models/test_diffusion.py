@@ -15,7 +15,7 @@ from engine.contracts.errors import GraphContractError
 from engine.contracts.option_groups import AdapterSelection
 from engine.models.registry import build_graph
 from tests.engine.adapters import tiny_adapters
-from tests.engine.models import tiny_diffusion
+from tests.engine.models import tiny_diffusion, tiny_vision
 from tests.engine.models.packed import relative_difference
 
 
@@ -39,7 +39,7 @@ def test_with_the_librarys_arithmetic_every_pass_gives_mlx_vlms_bits():
     ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert ran.returncode == 0, ran.stderr
     compared = dict(line.rsplit(": ", 1) for line in ran.stdout.splitlines())
-    assert len(compared) == len(tiny_diffusion.SHAPES) * (len(tiny_diffusion.READ) - 1) + 2
+    assert len(compared) == len(tiny_diffusion.SHAPES) * (len(tiny_diffusion.READ) - 1) + 2 + len(tiny_vision.SHAPES)
     assert {case: answer for case, answer in compared.items() if answer != "equal"} == {}
 
 

@@ -9,36 +9,6 @@ from engine.execution.inspection import inspect_model
 from tests.engine.models import tiny_diffusion, tiny_vision
 from tests.engine.models.packed import relative_difference
 
-PARTS = (tiny_diffusion.ids(1, 5), tiny_diffusion.ids(2, 3), tiny_diffusion.ids(3, 6))
-
-
-def plain(part):
-    """Ids of which none stands for an image."""
-    return [token % tiny_vision.BEGIN for token in part]
-
-
-TEXTS = [plain(part) for part in PARTS]
-
-
-def read(folder, graph, images, *, cuts=()):
-    """Ids and a state of `graph` that holds `TEXTS` with two images between them, read in units that end at `cuts`."""
-    ids, starts = tiny_vision.spliced(TEXTS, [tiny_vision.prompt_image(folder, image).tokens for image in images])
-    placed = [tiny_vision.prompt_image(folder, image, start) for image, start in zip(images, starts, strict=True)]
-    state, begin = None, 0
-    for end in (*cuts, len(ids)):
-        tokens = mx.array([ids[begin:end]])
-        within = [
-            tiny_vision.PromptImage(start=one.start - begin, tokens=one.tokens, pixels=one.pixels)
-            for one in placed
-            if begin <= one.start < end
-        ]
-        if state is None:
-            state = graph.prefill(tokens, (), within)
-        else:
-            graph.extend_prefill(tokens, state, within)
-        begin = end
-    return ids, state
-
 
 @pytest.mark.parametrize("changes", tiny_vision.SHAPES.values(), ids=tiny_vision.SHAPES)
 def test_a_tower_sees_what_mlx_vlms_sees(tmp_path, changes):
@@ -88,7 +58,7 @@ def test_canvases_after_a_prompt_with_images_have_mlx_vlms_logits(tmp_path, how,
         tiny_diffusion.write(tmp_path, config, tensors)
     graph, oracle = tiny_diffusion.graph(tmp_path, **how), tiny_diffusion.Oracle(model)
     images = [tiny_vision.picture(1, 24, 16), tiny_vision.picture(2, 16, 60)]
-    ids, state = read(tmp_path, graph, images)
+    ids, state = tiny_vision.read(tmp_path, graph, images)
     caches = tiny_vision.oracle_caches(model, ids, images)
     assert len(ids) > 2 * tiny_diffusion.WINDOW
     signal = feedback = None
@@ -111,9 +81,9 @@ def test_the_tokens_of_an_image_see_each_other_whichever_comes_first(tmp_path):
     changed.putpixel((23, 15), tuple(255 - value for value in image.getpixel((23, 15))))
     keys = []
     for one in (image, changed):
-        _, state = read(tmp_path, graph, [one, one], cuts=())
+        _, state = tiny_vision.read(tmp_path, graph, [one, one], cuts=())
         keys.append(state.arrays()[2])  # the full layer's
-    start = len(TEXTS[0]) + 1
+    start = len(tiny_vision.TEXTS[0]) + 1
     assert mx.array_equal(keys[0][:, :, :start], keys[1][:, :, :start]).item()
     assert not mx.array_equal(keys[0][:, :, start], keys[1][:, :, start]).item()
 
@@ -125,7 +95,8 @@ def test_a_prompt_that_is_cut_beside_its_images_is_the_same_prompt(tmp_path, cut
     images = [tiny_vision.picture(1), tiny_vision.picture(2)]
     canvas = tiny_diffusion.ids(0, 16)
     whole, parts = (
-        tiny_diffusion.logits(graph, canvas, read(tmp_path, graph, images, cuts=ends)[1]) for ends in ((), cuts)
+        tiny_diffusion.logits(graph, canvas, tiny_vision.read(tmp_path, graph, images, cuts=ends)[1])
+        for ends in ((), cuts)
     )
     assert relative_difference(parts, whole) < 1e-5
 

@@ -12,6 +12,7 @@ from engine.artifacts.artifact import open_artifact
 from engine.artifacts.image_decoding import decode_image, open_image
 from engine.artifacts.image_prompt import fitted_size
 from engine.contracts.vision import PromptImage
+from engine.generation.image_stretches import images_within
 from tests.engine.generation.denoising_oracle import token_types
 from tests.engine.models import tiny_diffusion
 
@@ -124,3 +125,28 @@ def oracle_caches(model, ids, images):
     return model.diffusion_prefill_cache(
         mx.array([ids]), cache=model.make_cache(), pixel_values=pixels, mm_token_type_ids=token_types(model, ids)
     )
+
+
+def plain(part):
+    """Ids of which none stands for an image."""
+    return [token % BEGIN for token in part]
+
+
+TEXTS = [plain(tiny_diffusion.ids(seed, length)) for seed, length in ((1, 5), (2, 3), (3, 6))]
+"""What stands before, between and after two images."""
+
+
+def read(folder, graph, images, *, cuts=()):
+    """Ids and a state of `graph` that holds `TEXTS` with two images between them, read in units that end at `cuts`."""
+    ids, starts = spliced(TEXTS, [prompt_image(folder, image).tokens for image in images])
+    placed = [prompt_image(folder, image, start) for image, start in zip(images, starts, strict=True)]
+    state, begin = None, 0
+    for end in (*cuts, len(ids)):
+        tokens = mx.array([ids[begin:end]])
+        within = images_within(placed, begin, end)
+        if state is None:
+            state = graph.prefill(tokens, (), within)
+        else:
+            graph.extend_prefill(tokens, state, within)
+        begin = end
+    return ids, state
