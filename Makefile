@@ -55,9 +55,12 @@ serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
 
 setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the other verbs need into .venv
 
+# The whole suite runs in a process for each core, four at most; a file stays within one. A part runs in one process.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest $(or $(TESTS),$(SIDE_BY_SIDE))
 
 # A language whose tools are absent is left out with a word, which CI=1 makes a failure; what does not build always is one.
 conformance: $(VENV)/run $(VENV)/test $(VENV)/check ## play the same cases with the clients of all languages, and write docs/conformance.md

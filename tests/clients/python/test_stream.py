@@ -132,8 +132,14 @@ async def test_cancel_from_another_task_stops_the_iteration_without_an_error(
 
 async def test_a_timeout_around_the_loop_is_a_timeout(server: ScriptedServer, client: mlxstream.AsyncClient) -> None:
     server.generations.behaviour = silent
+
+    async def over_once_it_is_served(limit: asyncio.Timeout) -> None:
+        await eventually(lambda: bool(server.generations.requests))
+        limit.reschedule(asyncio.get_running_loop().time())
+
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
+        async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as beside:
+            beside.create_task(over_once_it_is_served(limit))
             async for _ in client.stream("hi"):
                 pass
     await server.generations.cancelled.wait()
