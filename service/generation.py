@@ -246,7 +246,8 @@ def within_session(request: GenerationRequest, session: str) -> GenerationReques
 async def relay(generation: Source, stream: ResponseStream) -> GenerationFinished:
     """Send events as they come, and what falls due between them, until the end, which is returned."""
     while True:
-        await stream.send_due()
+        if stream.due_at is not None:
+            await stream.send_due()
         event = await next_event_before(generation, stream.due_at)
         if isinstance(event, GenerationFinished):
             return event
@@ -298,6 +299,8 @@ async def collect(
 
 async def next_event_before(generation: Source, time: float | None) -> LogEvent | GenerationEvent | None:
     """The next event, or None once the loop's clock has reached `time`. No event is lost."""
+    if time is None:
+        return await generation.next_event()
     try:
         async with asyncio.timeout_at(time):
             return await generation.next_event()

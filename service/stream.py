@@ -74,10 +74,11 @@ class ResponseStream:
     @property
     def due_at(self) -> float | None:
         """When something must be sent without a further event; None for never."""
-        times = [self._buffer.due_at]
-        if self.started and self._delivery.heartbeat_seconds is not None:
-            times.append(self._sent_at + self._delivery.heartbeat_seconds)
-        return min((time for time in times if time is not None), default=None)
+        tokens_at, silence_seconds = self._buffer.due_at, self._delivery.heartbeat_seconds
+        if silence_seconds is None or not self._started:
+            return tokens_at
+        heartbeat_at = self._sent_at + silence_seconds
+        return heartbeat_at if tokens_at is None else min(tokens_at, heartbeat_at)
 
     async def send_due(self) -> None:
         """Send the tokens that have waited long enough; after too long a silence, a heartbeat."""
@@ -92,6 +93,8 @@ class ResponseStream:
     async def handle(self, event: GenerationEvent | event_pb2.Started | SentBefore) -> None:
         """Send what `event` makes ready."""
         match event:
+            case TokensGenerated():
+                await self._pass_on(event)
             case GenerationStarted():
                 await self.handle(encode_started(event))
             case event_pb2.Started():
@@ -105,12 +108,21 @@ class ResponseStream:
                 self._progress = event
             case CanvasRevised():
                 await self._send(block=encode_block(event, self._revision(event.block_index)))
-            case TokensGenerated():
-                self._progress = PrefillProgress(self._progress.prompt_tokens, self._progress.prompt_tokens)
-                self._note_arrival()
-                text = event.text if self._delivery.include_text else ""
-                self._buffer.add(TokensGenerated(event.tokens, text), self._clock())
-                await self._send_chunks(self._buffer.take(self._clock()))
+
+    async def _pass_on(self, generated: TokensGenerated) -> None:
+        """Send tokens when they are due. This is done for each token, beside a step that wants every core."""
+        if self._progress.prefilled_tokens != self._progress.prompt_tokens:
+            self._progress = PrefillProgress(self._progress.prompt_tokens, self._progress.prompt_tokens)
+        now, delivery = self._clock(), self._delivery
+        self._note_arrival(now)
+        if not delivery.include_text:
+            generated = TokensGenerated(generated.tokens, "")
+        waits = self._buffer.due_at is not None or delivery.max_delay_seconds > 0.0
+        if waits or not 0 < len(generated.tokens) <= delivery.max_tokens_per_message:
+            self._buffer.add(generated, now)
+            await self._send_chunks(self._buffer.take(self._clock()))
+        else:
+            await self._send_chunks([generated])
 
     async def _send_again(self, generated: TokensGenerated) -> None:
         """A message that is cut as it was; one that brought nothing was a sign of life."""
@@ -135,8 +147,7 @@ class ResponseStream:
         self._revisions += 1
         return self._revisions - 1
 
-    def _note_arrival(self) -> None:
-        now = self._clock()
+    def _note_arrival(self, now: float) -> None:
         if self._metrics is not None and self._tokens_at is not None:
             self._metrics.waited_for_tokens(now - self._tokens_at)
         self._tokens_at = now
