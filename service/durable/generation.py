@@ -180,9 +180,9 @@ class DurableGeneration:
             self._settle()
 
     def leave(self, reason: EngineError | None = None) -> None:
-        """Let go of everything now; to go on anew, or at the end of the process, which is a reader's `reason` then.
+        """Let go of everything now: to go on anew, for others to have room, or at the end of the process.
 
-        What is kept on disk stays, also if the end was sent, which may be lost on the way still: it has its time there.
+        A reader is told `reason`. What is kept on disk stays, if the end was sent for its time alone.
         """
         self.abort(AbortReason.DISCONNECTED)
         if self._attachment is not None:
@@ -194,11 +194,6 @@ class DurableGeneration:
         """Remove what is kept of it; nothing runs and nobody reads any more."""
         if self._attachment is None and not self.is_running:
             self._go(remove=True)
-
-    def wait_no_longer(self) -> None:
-        """Leave it to the disk, if nothing runs and nobody reads."""
-        if self._attachment is None and not self.is_running:
-            self._go(remove=False)
 
     def drain(self) -> None:
         """Give it up as soon as nobody reads, row and folder: the server is about to end."""
@@ -243,14 +238,13 @@ class DurableGeneration:
             self._stop_timer()
             if not self.is_running:
                 self.log.rest_file()
-            if self._was_delivered and self._folder is not None:
-                self._folder.deliver(keep_seconds=self._grace_seconds)
+            self._note_delivery()
             self._timer = asyncio.get_running_loop().call_later(self._grace_seconds, self._give_up)
         else:
             self._go(remove=False)
 
     def _hand_over(self) -> None:
-        """Leave it to another process. What was sent may be lost on the way still, and so stays on disk."""
+        """Leave it to another process: what was sent may be lost on the way still."""
         if self.is_running:
             self.abort(AbortReason.SHUTDOWN)
         else:
@@ -273,8 +267,14 @@ class DurableGeneration:
         if self._folder is not None and remove:
             self._folder.remove(leave_mark=True)
         elif self._folder is not None:
+            self._note_delivery()
             self._folder.release()
         self._on_gone(self)
+
+    def _note_delivery(self) -> None:
+        """If it was delivered, let its time on disk begin, which others see to if this process ends before."""
+        if self._was_delivered and self._folder is not None:
+            self._folder.deliver(keep_seconds=self._grace_seconds)
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None

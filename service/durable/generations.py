@@ -255,7 +255,7 @@ class DurableGenerations:
         self._here[generation.generation_id] = generation
         ended = [one for one in self.here if one is not generation and not one.is_running and not one.is_read]
         for one in ended[: max(0, len(ended) - MAX_ENDED)]:
-            one.wait_no_longer()
+            one.leave()
         return generation
 
     def _forget_here(self, generation: DurableGeneration) -> None:

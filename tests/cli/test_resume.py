@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import re
+from pathlib import Path
 
 import grpc
 import pytest
@@ -83,7 +84,7 @@ def test_on_a_screen_a_loss_has_a_line_of_its_own(server: ThreadedServer, said: 
 
 
 def test_a_server_that_stays_away_is_told_with_the_way_to_go_on(
-    run: Run, server: ThreadedServer, monkeypatch: pytest.MonkeyPatch
+    run: Run, server: ThreadedServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(durable_notes, "Durability", functools.partial(mlxstream.Durability, patience_seconds=0.3))
     lives: list[GenerateRequest] = []
@@ -106,8 +107,11 @@ def test_a_server_that_stays_away_is_told_with_the_way_to_go_on(
         assert notes[-2].endswith(f"resume g1 --target {server.scripted.target}`")
         assert notes[-1].startswith("Error: the server at ")
     lives[:] = [GenerateRequest()]
-    result = run("resume", "g7")
-    assert result.stderr.splitlines()[-2].endswith(f"resume g7 --target {server.scripted.target}`")
+    token = tmp_path / "my token"
+    token.write_text("secret")
+    result = run("resume", "g7", "--token-file", str(token), "--timeout", "9")
+    flags = f"--target {server.scripted.target} --token-file '{token}'"
+    assert result.stderr.splitlines()[-2].endswith(f"resume g7 {flags}`")
     lives[:] = [GenerateRequest()]
     result = run("generate", "--durable", "hi")
     assert "resume" not in result.stderr

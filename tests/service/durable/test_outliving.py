@@ -102,6 +102,21 @@ async def test_what_was_delivered_has_its_grace_period_on_disk_too_and_anew_for_
     assert not store.held
 
 
+async def test_what_a_draining_server_sends_to_its_end_has_its_grace_period_on_disk_alone(
+    life: Life, store: FakeStore
+) -> None:
+    life.words.allow(4)
+    call = life.ask()
+    begun = await some(call, 4)
+    life.serving.live.drain()
+    life.serving.durable.drain()
+    life.words.allow()
+    _, error = await read_all(call)
+    assert error is None
+    await life.until(lambda: not store.held)
+    assert store.delivered == {begun[0].started.generation_id: 60.0}
+
+
 async def test_an_end_that_nobody_has_had_is_not_delivered(store: FakeStore) -> None:
     words = Words()
     async with serve(engine_of(store, words), grace_seconds=0.1) as serving:
