@@ -190,11 +190,6 @@ class DurableGeneration:
             self._attachment = None
         self._go(remove=False)
 
-    def discard(self) -> None:
-        """Remove what is kept of it; nothing runs and nobody reads any more."""
-        if self._attachment is None and not self.is_running:
-            self._go(remove=True)
-
     def drain(self) -> None:
         """Give it up as soon as nobody reads, row and folder: the server is about to end."""
         self._is_draining = True

@@ -106,11 +106,15 @@ class DurableGenerations:
         return generation.attach(after_sequence)
 
     async def forget(self, caller: str, generation_id: str) -> None:
-        """Drop what is kept of a generation of this caller that does not run; without effect if there is none."""
+        """Drop what is kept of a generation of this caller that does not run; without effect if there is none.
+
+        One that has come to its end here is let go of and stays on disk, as one that was running does: whoever leaves a
+        stream does not know how far ahead of them it is.
+        """
         here = self._here.get(generation_id)
         if here is not None:
-            if here.log.header.caller == caller:
-                here.discard()
+            if here.log.header.caller == caller and not here.is_running and not here.is_read:
+                here.leave()
             return
         try:
             found = await self._opened(generation_id)

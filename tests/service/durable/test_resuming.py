@@ -222,6 +222,27 @@ async def test_abort_ends_the_row_and_keeps_the_rest_and_a_second_one_drops_it(l
     assert not list(store.root.iterdir())
 
 
+async def test_an_abort_that_comes_after_the_end_keeps_it_as_one_before_would_and_a_second_one_drops_it(
+    life: Life, store: FakeStore
+) -> None:
+    """Who leaves a stream may have read half of it while the server has sent all."""
+    life.words.allow()
+    responses, _ = await read_all(life.ask())
+    generation_id = responses[0].started.generation_id
+    target = generation_pb2.AbortRequest(generation_id=generation_id)
+    assert (await life.serving.generation.Abort(target)).status == generation_pb2.ABORT_STATUS_NOT_RUNNING
+    assert store.held == set()
+    again, error = await read_all(life.resume(generation_id, 5))
+    assert error is None
+    assert text_of([*responses[:5], *again]) == EVERYTHING
+    for _ in range(2):
+        await life.serving.generation.Abort(target)
+    _, error = await read_all(life.resume(generation_id))
+    assert error is not None
+    assert error.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert not list(store.root.iterdir())
+
+
 async def test_a_failed_attempt_is_told_and_can_be_tried_again(life: Life, store: FakeStore) -> None:
     life.words.allow(3)
     call = life.ask()
