@@ -53,7 +53,7 @@ type GenerationServiceClient interface {
 	// served, DATA_LOSS when what was kept is damaged.
 	Resume(ctx context.Context, in *ResumeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GenerateResponse], error)
 	// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-	// one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+	// one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
 }
 
@@ -149,7 +149,7 @@ type GenerationServiceServer interface {
 	// served, DATA_LOSS when what was kept is damaged.
 	Resume(*ResumeRequest, grpc.ServerStreamingServer[GenerateResponse]) error
 	// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-	// one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+	// one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
 	mustEmbedUnimplementedGenerationServiceServer()
 }

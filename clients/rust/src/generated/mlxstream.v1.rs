@@ -3100,7 +3100,7 @@ pub mod generation_service_client {
             self.inner.server_streaming(req, path, codec).await
         }
         /// Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-        /// one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+        /// one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
         pub async fn abort(
             &mut self,
             request: impl tonic::IntoRequest<super::AbortRequest>,

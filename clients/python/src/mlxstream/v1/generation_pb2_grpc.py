@@ -99,7 +99,7 @@ class GenerationServiceServicer(object):
 
     def Abort(self, request, context):
         """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-        one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+        one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,7 @@ class GenerationServiceStub:
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]
     """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-    one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+    one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
     """
 
 @_typing.type_check_only
@@ -89,7 +89,7 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     Abort: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortRequest, _generation_pb2.AbortResponse]  # type: ignore[assignment]
     """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-    one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+    one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -142,7 +142,7 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.AbortResponse, _abc.Awaitable[_generation_pb2.AbortResponse]]:
         """Ends a generation. Idempotent: one that is unknown or already finished is not an error. What is kept of a durable
-        one stays, so that it can be resumed; when it does not run (any more), Abort by `generation_id` drops what is kept.
+        one stays, so that it can be resumed, be it ended by then; once more by `generation_id`, Abort drops what is kept.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
