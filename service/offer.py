@@ -22,6 +22,9 @@ MODEL_SERVICE: Final = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 HANDSHAKE_SECONDS: Final = 10
 # Calls of one connection beyond `max_streams`, which we refuse ourselves, with numbers, and which probes need.
 SPARE_STREAMS: Final = 128
+# Calls that have come and that the loop has not looked at yet, of all connections, for each that we take. Left alone,
+# gRPC ends what is beyond 1000, at random and as CANCELLED; a burst of callers is for us to take or to refuse.
+PENDING_SHARE: Final = 4
 ADMIN_SERVICE: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
 
 
@@ -48,10 +51,13 @@ class Offer:
         Long prompts are silent for minutes: callers may ping as they like, and we ask whether they are still there.
         """
         limits = self.limits
+        most_pending = PENDING_SHARE * (limits.max_streams + SPARE_STREAMS)
         return (
             ("grpc.so_reuseport", 0),
             ("grpc.server_handshake_timeout_ms", 1000 * HANDSHAKE_SECONDS),
             ("grpc.max_concurrent_streams", limits.max_streams + SPARE_STREAMS),
+            ("grpc.server.max_pending_requests", most_pending),
+            ("grpc.server.max_pending_requests_hard_limit", most_pending),
             ("grpc.max_receive_message_length", limits.max_message_bytes),
             ("grpc.max_send_message_length", -1),  # chunks are cut by tokens; for answers: max_answer_bytes
             ("grpc.max_metadata_size", limits.max_metadata_bytes),
