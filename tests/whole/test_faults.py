@@ -100,7 +100,7 @@ async def test_an_engine_that_dies_tells_everybody_and_is_not_healthy(whole, hoo
 
     async with followed(whole, stall_seconds=60):
         await asyncio.sleep(0)
-        assert whole.health._serving
+        assert whole.health.not_ready is None
         hook(die)
         found = await asyncio.gather(
             *(outcome(whole.generation.Generate(request(seed, max_tokens=20))) for seed in range(40))
@@ -111,7 +111,7 @@ async def test_an_engine_that_dies_tells_everybody_and_is_not_healthy(whole, hoo
         _, last, error = await outcome(whole.generation.Generate(request(1)))
         assert last is None
         assert reason_of(error) == "ENGINE_FAILED"
-        await until(lambda: not whole.health._serving)
+        await until(lambda: whole.health.not_ready is not None)
 
 
 async def test_a_step_that_hangs_is_seen_by_health_and_keeps_no_caller(whole, hook, monkeypatch):
@@ -128,12 +128,12 @@ async def test_a_step_that_hangs_is_seen_by_health_and_keeps_no_caller(whole, ho
         staying = whole.generation.Generate(request(2, max_tokens=5))
         hurried = whole.generation.Generate(request(3, max_tokens=5), timeout=0.5)
         await asyncio.to_thread(hanging.wait, 10)
-        await until(lambda: not whole.health._serving)
+        await until(lambda: whole.health.not_ready is not None)
         leaving.cancel()
         assert await leaving.code() is CODE.CANCELLED
         assert await hurried.code() is CODE.DEADLINE_EXCEEDED
         release.set()
         ids, _, error = await outcome(staying)
         assert (len(ids), error) == (5, None)
-        await until(lambda: whole.health._serving)
+        await until(lambda: whole.health.not_ready is None)
     await until(lambda: nothing_is_left(whole))
