@@ -48,9 +48,13 @@ class Runtime:
     unpack_kernel: UnpackKernel | None = None
 
     def available_memory_bytes(self) -> int:
-        """Host memory that may still be allocated, within the operator's limit."""
-        available = self.host.available_memory_bytes()
-        return available if self.memory_limit_bytes is None else min(available, self.memory_limit_bytes)
+        """Memory that may still be allocated: the host's, within the device's own and the operator's limit."""
+        bounds = [self.host.available_memory_bytes()]
+        if self.device_memory_bytes is not None:
+            bounds.append(max(0, self.device_memory_bytes - self.active_memory_bytes()))
+        if self.memory_limit_bytes is not None:
+            bounds.append(self.memory_limit_bytes)
+        return min(bounds)
 
     def fits_in_memory(self, size_bytes: int) -> bool:
         """Whether `size_bytes` can be held with room to spare for caches and activations."""

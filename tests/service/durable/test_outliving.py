@@ -13,8 +13,10 @@ import grpc.aio
 import pytest
 
 from engine.contracts.cancellation import AbortReason
-from mlxstream.v1 import admin_pb2
+from mlxstream.v1 import admin_pb2, generation_pb2
 from service.durable import generations, log_file
+from service.limits import RequestLimits
+from service.offer import Offer
 from tests.service.durable.fake_store import FakeStore
 from tests.service.durable.lives import (
     EVERYTHING,
@@ -126,6 +128,25 @@ async def test_an_end_that_nobody_has_had_is_not_delivered(store: FakeStore) -> 
         await life.until(lambda: not store.held)
     assert store.delivered == {}
     assert len(list(store.root.iterdir())) == 1
+
+
+async def test_an_answer_that_is_too_large_for_one_message_is_still_there_to_be_streamed(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.limits.MAX_MESSAGE_BYTES", 256)
+    words = Words()
+    words.allow()
+    async with serve(engine_of(store, words), Offer(limits=RequestLimits(max_message_bytes=256))) as serving:
+        request = generation_pb2.CompleteRequest(text={"text": "hi"}, delivery={"durable": True})
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await serving.generation.Complete(request)
+        assert reason_of(failure.value) == "MESSAGE_TOO_LARGE"
+        (generation,) = serving.durable.here
+        assert generation.is_awaited
+        responses, error = await read_all(Life(serving, words).ask())
+        assert error is None
+        assert responses[0].started.generation_id == generation.generation_id
+        assert text_of(responses) == EVERYTHING
 
 
 async def test_another_server_goes_on_with_what_the_first_has_left(store: FakeStore) -> None:
