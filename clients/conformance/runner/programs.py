@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LINE_LIMIT_BYTES = 64 * 1024 * 1024
-END_SECONDS = 10.0
+END_SECONDS = 30.0
 
 
 class ProgramError(Exception):
