@@ -17,7 +17,7 @@ use tonic_prost::ProstCodec;
 
 use crate::connection::{Headers, MESSAGE_LIMIT_BYTES, Servers, Tls, Transport, add_metadata};
 use crate::reader::{MOST_ATTEMPTS, backoff};
-use crate::stream::TextStream;
+use crate::stream::{Streams, TextStream};
 use crate::v1::abort_request::Target;
 use crate::v1::admin_service_client::AdminServiceClient;
 use crate::v1::generation_service_client::GenerationServiceClient;
@@ -88,6 +88,7 @@ impl Connect {
             target: self.targets.join(", ").into(),
             metadata: metadata.into(),
             timeout: self.timeout,
+            streams: Arc::new(Streams::new()),
             partings: Arc::new(watch::channel(Vec::new()).0),
         })
     }
@@ -111,13 +112,14 @@ pub struct Generation {
 }
 
 /// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last. A
-/// program that has left durable streams calls [`Client::close`] before it ends.
+/// program that has read durable streams calls [`Client::close`] before it ends.
 #[derive(Clone, Debug)]
 pub struct Client {
     servers: Arc<Servers>,
     target: Arc<str>,
     metadata: Arc<MetadataMap>,
     timeout: Duration,
+    streams: Arc<Streams>,
     /// Durable generations that were left, until the server has been told.
     partings: Arc<watch::Sender<Vec<Target>>>,
 }
@@ -128,9 +130,26 @@ impl Client {
         Self { timeout, ..self.clone() }
     }
 
-    /// Wait, two seconds at most, until the server has been told of every durable stream that was dropped or cancelled: it
-    /// keeps their rows for a while, for somebody who comes back. Streams that still run are not ended by this.
+    /// End every stream that still runs, of this client and its clones; whoever reads one gets an error of kind `Cancelled`
+    /// with the reason CLIENT_CLOSED, as does whoever opens another. Then wait, two seconds at most, until the server has
+    /// been told of the durable ones, and of those that were left before: it would wait for somebody who comes back.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), mlxstream::Error> {
+    /// let client = mlxstream::connect("127.0.0.1:50051")?;
+    /// let twin = client.clone();
+    /// let mut open = client.stream(mlxstream::Request::text("Once upon a time"));
+    /// client.close().await;
+    /// for stream in [&mut open, &mut twin.stream(mlxstream::Request::text("Once more"))] {
+    ///     assert_eq!(stream.next().await.unwrap().unwrap_err().reason, "CLIENT_CLOSED");
+    ///     assert!(stream.next().await.is_none());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn close(self) {
+        self.streams.close();
         let mut partings = self.partings.subscribe();
         let _ = timeout(FAREWELL, partings.wait_for(Vec::is_empty)).await;
     }
@@ -235,6 +254,10 @@ impl Client {
         let mut metadata = self.metadata.as_ref().clone();
         metadata.insert("mlx-stream-priority", priority.into());
         Self { metadata: metadata.into(), ..self.clone() }
+    }
+
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.streams
     }
 
     pub(crate) fn timeout(&self) -> Duration {

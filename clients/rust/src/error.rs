@@ -35,7 +35,7 @@ pub enum ErrorKind {
     Authentication,
     /// The call's deadline passed; what had arrived stays in the stream.
     DeadlineExceeded,
-    /// The generation was ended by somebody else.
+    /// The generation was ended by somebody else, or with its client.
     Cancelled,
     /// Stored data is damaged.
     DataLoss,
@@ -67,7 +67,7 @@ pub struct Failure {
     /// Status code of the call.
     pub code: Code,
     /// Name of the schema's `ErrorReason`, or where no server spoke one of the client's own: DEADLINE, UNREACHABLE,
-    /// UNRESOLVABLE_TARGET, CONNECTION_LOST, INVALID_SETTING, STREAM_CUT.
+    /// UNRESOLVABLE_TARGET, CONNECTION_LOST, INVALID_SETTING, STREAM_CUT, CLIENT_CLOSED.
     pub reason: String,
     /// What happened, for people.
     pub message: String,
@@ -124,6 +124,10 @@ impl Error {
     pub(crate) fn stream_cut() -> Self {
         let message = "the stream ended without its last event".to_owned();
         Self::local(ErrorKind::StreamCut, Code::DataLoss, "STREAM_CUT", message)
+    }
+
+    pub(crate) fn client_closed() -> Self {
+        Self::local(ErrorKind::Cancelled, Code::Cancelled, "CLIENT_CLOSED", "the client was closed".to_owned())
     }
 
     pub(crate) fn deadline(timeout: Duration, generated_tokens: u32) -> Self {

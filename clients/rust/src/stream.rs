@@ -1,9 +1,10 @@
 //! One generation as it happens: a stream of its text or its events, and its account.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, Waker, ready};
 
 use futures_util::Stream;
@@ -29,7 +30,8 @@ pub struct Usage {
 ///
 /// Dropping it ends the generation on the server, as do [`TextStream::cancel`] and a [`Canceller`] from elsewhere. A
 /// durable generation goes on by itself after a lost connection, and is ended by a call of its own, which the runtime
-/// makes in the background: [`Client::close`] waits for that.
+/// makes in the background: [`Client::close`] waits for that. A stream that is still read when the client is closed fails
+/// with the reason CLIENT_CLOSED.
 pub struct TextStream(Arc<Generating>);
 
 /// Ends a generation from any thread, at once: its reader stops without an error.
@@ -39,7 +41,7 @@ pub struct Canceller(Arc<Generating>);
 impl Canceller {
     /// End it now; without effect once it has ended.
     pub fn cancel(&self) {
-        self.0.leave();
+        self.0.leave(None);
     }
 }
 
@@ -64,8 +66,12 @@ impl TextStream {
     fn new(client: Client, opening: Opening, is_durable: bool) -> Self {
         let account = Arc::new(Mutex::new(Account::of(&opening)));
         let events = Reader::new(client.clone(), opening, is_durable, account.clone()).events();
-        let reading = Reading { events: Some(Box::pin(events)), reader: None };
-        Self(Arc::new(Generating { client, is_durable, reading: Mutex::new(reading), account }))
+        let reading = Reading { events: Some(Box::pin(events)), reader: None, failure: None };
+        let generating = Arc::new(Generating { client, is_durable, reading: Mutex::new(reading), account });
+        if !generating.client.streams().add(&generating) {
+            generating.leave(Some(Error::client_closed()));
+        }
+        Self(generating)
     }
 
     /// The next piece of text; None at the end. Joined, the pieces are the completion.
@@ -80,7 +86,7 @@ impl TextStream {
 
     /// End the generation now. Its account stays.
     pub fn cancel(&mut self) {
-        self.0.leave();
+        self.0.leave(None);
     }
 
     /// What ends the generation from elsewhere, whether or not this stream is being read at that moment.
@@ -135,12 +141,46 @@ impl Stream for TextStream {
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.leave(None);
     }
 }
 
-/// One generation, for its stream and for whoever may cancel it.
-struct Generating {
+/// The streams of a client and its clones that somebody still holds; None once it was closed.
+#[derive(Debug)]
+pub(crate) struct Streams(Mutex<Option<HashMap<usize, Weak<Generating>>>>);
+
+impl Streams {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Some(HashMap::new())))
+    }
+
+    /// End all of them, and let none begin any more.
+    pub(crate) fn close(&self) {
+        let held = lock(&self.0).take();
+        for generating in held.into_iter().flatten().filter_map(|(_, stream)| stream.upgrade()) {
+            generating.leave(Some(Error::client_closed()));
+        }
+    }
+
+    /// False once the client was closed.
+    fn add(&self, generating: &Arc<Generating>) -> bool {
+        let mut held = lock(&self.0);
+        let added = held.as_mut().map(|held| held.insert(address(generating), Arc::downgrade(generating)));
+        added.is_some()
+    }
+
+    fn remove(&self, generating: &Generating) {
+        lock(&self.0).as_mut().and_then(|held| held.remove(&address(generating)));
+    }
+}
+
+/// What tells a generation from every other for as long as somebody refers to it, weakly or not.
+fn address(generating: &Generating) -> usize {
+    std::ptr::from_ref(generating).addr()
+}
+
+/// One generation, for its stream and for whoever may end it.
+pub(crate) struct Generating {
     client: Client,
     is_durable: bool,
     reading: Mutex<Reading>,
@@ -153,12 +193,20 @@ type Events = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Error>> + Send>
 struct Reading {
     events: Option<Events>,
     reader: Option<Waker>,
+    /// What its reader is told once, where it was ended without the reader's doing.
+    failure: Option<Error>,
+}
+
+impl Drop for Generating {
+    fn drop(&mut self) {
+        self.client.streams().remove(self);
+    }
 }
 
 impl Generating {
     fn poll_event(&self, context: &mut Context<'_>) -> Poll<Option<Result<GenerateResponse, Error>>> {
         let mut reading = lock(&self.reading);
-        let Some(events) = &mut reading.events else { return Poll::Ready(None) };
+        let Some(events) = &mut reading.events else { return Poll::Ready(reading.failure.take().map(Err)) };
         let polled = events.as_mut().poll_next(context);
         reading.reader = polled.is_pending().then(|| context.waker().clone());
         if let Poll::Ready(None | Some(Err(_))) = &polled {
@@ -183,17 +231,17 @@ impl Generating {
         }
     }
 
-    /// End the generation here and now, if it still runs.
-    fn leave(&self) {
-        let (events, reader) = {
-            let mut reading = lock(&self.reading);
-            (reading.events.take(), reading.reader.take())
-        };
-        if events.is_some() {
-            drop(events); // resets the call
-            reader.into_iter().for_each(Waker::wake);
-            self.part();
+    /// End the generation here and now, if it still runs. Whoever finds it ended finds that its parting is noted.
+    fn leave(&self, failure: Option<Error>) {
+        let mut reading = lock(&self.reading);
+        if reading.events.take().is_none() {
+            return;
         }
+        reading.failure = failure; // the call was reset when its events were dropped
+        self.part();
+        let reader = reading.reader.take();
+        drop(reading);
+        reader.into_iter().for_each(Waker::wake);
     }
 
     /// A durable generation does not end with its call: end it by its name, if anything was sent.
