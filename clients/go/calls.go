@@ -34,7 +34,7 @@ type unary struct {
 func (u unary) Invoke(ctx context.Context, method string, request, answer any, options ...grpc.CallOption) error {
 	ctx, cancel := u.client.bounded(ctx)
 	defer cancel()
-	return errorOf(u.ClientConn.Invoke(ctx, method, request, answer, options...))
+	return u.client.failure(u.ClientConn.Invoke(ctx, method, request, answer, options...))
 }
 
 // bounded gives ctx a deadline if it has none.
@@ -122,7 +122,7 @@ func (c *Client) WatchHealth(ctx context.Context, service string) iter.Seq2[stri
 				return
 			}
 		}
-		yield("", errorOf(err))
+		yield("", c.failure(err))
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -128,6 +129,7 @@ type Client struct {
 	models      v1.ModelServiceClient
 	admin       v1.AdminServiceClient
 	health      healthv1.HealthClient
+	closed      atomic.Bool
 	durable     sync.Map // of durable streams under way, and of those that were left, until the server was told: a parting
 }
 

@@ -47,7 +47,7 @@ type Error struct {
 	Kind Kind
 	// Code is the status code of the call.
 	Code codes.Code
-	// Reason is the name of the schema's ErrorReason; "" where no server of ours has spoken.
+	// Reason is the name of the schema's ErrorReason; where no server of ours has spoken it is STREAM_CUT, CLIENT_CLOSED or "".
 	Reason string
 	// Message says what happened, for people.
 	Message string
@@ -118,6 +118,15 @@ func errorOf(err error) error {
 	}
 	if failure.Reason == "PROMPT_TOO_LONG" {
 		failure.Kind = PromptTooLong
+	}
+	return failure
+}
+
+// failure gives the typed error of a failed call of this client, which ends with the client if nothing else has ended it.
+func (c *Client) failure(err error) error {
+	failure := errorOf(err)
+	if errors.Is(failure, Cancelled) && c.closed.Load() {
+		return &Error{Kind: Cancelled, Code: codes.Canceled, Reason: "CLIENT_CLOSED", Message: "the client was closed", cause: err}
 	}
 	return failure
 }

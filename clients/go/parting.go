@@ -3,6 +3,9 @@ package mlxstream
 import (
 	"context"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // How long telling the server of durable streams that were left may take.
@@ -54,12 +57,18 @@ func (c *Client) settle(ctx context.Context, s *Stream) {
 	})
 }
 
-// Close ends every generation that still runs on the connection, and closes it. It waits, two seconds at most, until the
-// server has been told of the durable ones, and of those that were left before: they do not end with the connection.
+// Close ends every generation that still runs on the connection, and closes it: whoever reads one, and whoever calls later,
+// gets an [Error] of kind Cancelled with the reason CLIENT_CLOSED. It waits, two seconds at most, until the server has been
+// told of the durable ones, and of those that were left before: they do not end with the connection. More than once is
+// harmless.
 func (c *Client) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), farewell)
 	defer cancel()
+	c.closed.Store(true)
 	c.durable.Range(func(stream, _ any) bool { c.part(stream.(*Stream)); return true })
 	c.durable.Range(func(_, left any) bool { left.(parting).wait(ctx); return true })
-	return c.conn.Close()
+	if err := c.conn.Close(); status.Code(err) != codes.Canceled { // that is what a closed connection says
+		return err
+	}
+	return nil
 }

@@ -74,7 +74,7 @@ func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
 			case errors.Is(err, io.EOF) && s.Finished() != nil, s.wasLeft():
 				return
 			default:
-				err = errorOf(err)
+				err = s.client.failure(err)
 				if ctx.Err() == nil && !errors.Is(err, DeadlineExceeded) {
 					s.client.durable.CompareAndDelete(s, stillRead) // it may be somebody else's by now
 				}

@@ -6,6 +6,7 @@ mkdir -p build/go
 build=$PWD/build/go
 cd clients/go
 go vet ./...
+go test .
 awk '/^```go$/ { shown = 1; next } /^```$/ && shown { exit } shown' README.md >"$build/readme.go"
 printf '{"Replace": {"%s": "%s"}}' "$PWD/examples/readme/main.go" "$build/readme.go" >"$build/overlay.json"
 go build -overlay "$build/overlay.json" -o "$build/readme" ./examples/readme
