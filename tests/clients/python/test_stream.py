@@ -162,8 +162,35 @@ async def test_closing_the_client_ends_its_streams_with_an_error(server: Scripte
         while True:
             await anext(iteration)
     assert caught.value.reason == "CLIENT_CLOSED"
-    with pytest.raises(RuntimeError, match="closed"):
-        await client.generate("hi")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_closed_client_says_so_to_every_later_call(server: ScriptedServer, durable: bool) -> None:
+    client = mlxstream.AsyncClient(server.target)
+    await client.health()
+    await client.close()
+    await client.close()
+    later = (
+        lambda: anext(aiter(client.stream("hi", durable=durable))),
+        lambda: client.generate("hi"),
+        lambda: client.health(),
+        lambda: anext(client.watch_health()),
+        lambda: client.abort(request_id="mine"),
+    )
+    for call in later:
+        with pytest.raises(mlxstream.GenerationCancelledError, match="client was closed") as caught:
+            await call()
+        assert caught.value.reason == "CLIENT_CLOSED"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_a_stream_knows_the_number_of_its_last_event(client: mlxstream.AsyncClient, durable: bool) -> None:
+    stream = client.stream("hi", durable=durable)
+    assert stream.sequence == 0
+    numbers = [(event.sequence, stream.sequence) async for event in stream.events()]
+    assert [number for number, _ in numbers] == [number for _, number in numbers]
+    assert stream.sequence == len(numbers) > 1
+    assert client.resume("g1", after_sequence=7).sequence == 7
 
 
 async def test_a_stream_without_its_last_event_was_cut(server: ScriptedServer, client: mlxstream.AsyncClient) -> None:

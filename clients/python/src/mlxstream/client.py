@@ -108,6 +108,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End every generation that is still running, and close the connection.
 
+        Whoever reads one, and whoever calls later, gets a `GenerationCancelledError` with the reason "CLIENT_CLOSED".
         Durable generations do not end with it: the server is told of each, which takes two seconds at most.
         """
         await asyncio.sleep(0)  # streams that were just left say so on the next turn of the loop
@@ -417,7 +418,7 @@ class AsyncClient:
 
     def _connected(self) -> Connection:
         if self._closed:
-            raise RuntimeError("the client is closed")
+            raise client_was_closed()
         if self._connection is None:
             self._connection = connect(self._target, tls=self._tls, balanced=self._balanced)
         if self._connection.loop is not asyncio.get_running_loop():

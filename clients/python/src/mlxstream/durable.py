@@ -111,7 +111,7 @@ class DurableReader:
         self._facts = facts
         self._durability = durability
         self._generation_id = generation_id
-        self._first_sequence = self._sequence = after_sequence
+        self._first_sequence = self.sequence = after_sequence
         self._characters = self._place = 0
         self._current: EventReader | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -193,16 +193,16 @@ class DurableReader:
     def _open(self) -> Call:
         if not self._generation_id:
             return self._calls.begin(self._seconds_left())
-        if self._sequence == self._first_sequence:
+        if self.sequence == self._first_sequence:
             self._place = 0
-        return self._calls.resume(self._generation_id, self._sequence, self._seconds_left())
+        return self._calls.resume(self._generation_id, self.sequence, self._seconds_left())
 
     def _news(self, response: GenerateResponse) -> GenerateResponse | None:
         """What the caller has not had of `response`; None if that is nothing."""
         if self._attempt and response.WhichOneof("event") == "started":
             self._tell_of_resumption(response.started)
         self._attempt = 0
-        self._sequence = response.sequence
+        self.sequence = response.sequence
         match response.WhichOneof("event"):
             case "started":
                 is_first, self.started = self.started is None, self.started or response.started
@@ -269,8 +269,8 @@ class DurableReader:
             self._deadline is not None and at > self._deadline
         ):
             return False
-        if error.reason in LOST_POINT_REASONS and self._sequence != self._first_sequence:
-            self._sequence = self._first_sequence  # the log has lost its end: everything is said again, and skipped
+        if error.reason in LOST_POINT_REASONS and self.sequence != self._first_sequence:
+            self.sequence = self._first_sequence  # the log has lost its end: everything is said again, and skipped
             return True
         if self.started is None and error.reason == LocalReason.UNREACHABLE:
             return at <= self._lost_at + self._durability.first_patience_seconds

@@ -12,7 +12,7 @@ MlxStreamError
 ├── UnsupportedError            a known option or RPC that this server or model cannot honour
 ├── AuthenticationError         no credentials, wrong ones, or not enough rights
 ├── DeadlineExceededError       the call's deadline passed; what had arrived stays in the stream
-├── GenerationCancelledError    the generation was ended by somebody else
+├── GenerationCancelledError    the generation was ended by somebody else, or with its client
 ├── DataLossError               stored data is damaged
 ├── ServerError                 the server's fault; `metadata` holds a correlation id
 └── StreamCutError              the stream ended without its last event

@@ -82,7 +82,7 @@ def error_of(error: grpc.aio.AioRpcError, facts: CallFacts, generated_tokens: in
 
 
 def client_was_closed() -> GenerationCancelledError:
-    """The error of a call that was running when its client was closed."""
+    """The error of a call that was running when its client was closed, and of every later one."""
     details = ErrorDetails(reason=LocalReason.CLIENT_CLOSED)
     return GenerationCancelledError("the client was closed", code=grpc.StatusCode.CANCELLED, details=details)
 

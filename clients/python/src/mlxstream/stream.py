@@ -40,6 +40,7 @@ class EventReader:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.generated_tokens = 0
+        self.sequence = 0
 
     async def read(self) -> GenerateResponse | None:
         """The next event; None after the last one, and after `cancel`."""
@@ -88,6 +89,7 @@ class EventReader:
             raise client_was_closed()
 
     def _remember(self, response: GenerateResponse) -> None:
+        self.sequence = response.sequence
         event = response.WhichOneof("event")
         if event == "started":
             self.started = response.started
@@ -110,6 +112,7 @@ class Reader(Protocol):
     started: Started | None
     finished: Finished | None
     generated_tokens: int
+    sequence: int
 
     async def read(self) -> GenerateResponse | None:
         """The next event; None after the last one, and after `cancel`."""
@@ -177,6 +180,11 @@ class StreamAccount:
     def stats(self) -> GenerateStats | None:
         """The account of the whole generation; None before its end."""
         return self.finished.stats if self.finished else None
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last event that was received, for `resume`; before the first, what the stream began after."""
+        return self._reader.sequence
 
     @property
     def usage(self) -> Usage:

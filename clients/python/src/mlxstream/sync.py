@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, AsyncClient
 from mlxstream.connection import Tls
+from mlxstream.errors import GenerationCancelledError
 from mlxstream.failures import client_was_closed
 from mlxstream.stream import AsyncTextStream, Item, Iteration, Reader, StreamAccount, event_of, text_of
 from mlxstream.v1.generation_pb2 import GenerateResponse
@@ -61,7 +62,7 @@ class BackgroundLoop:
             raise RuntimeError("the client would wait for itself")
         with self._lock:  # what is submitted before the end is ended with the rest; afterwards nothing is
             if not self._finalizer.alive:
-                raise RuntimeError("the client is closed")
+                raise client_was_closed()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
@@ -170,7 +171,7 @@ def _walking(
             while (item := background.run(_next(items))) is not None:
                 yield item
         finally:
-            with contextlib.suppress(RuntimeError):  # the client was closed, and the call with it
+            with contextlib.suppress(RuntimeError, GenerationCancelledError):  # closed, and the call with it
                 background.run(_end(items))
 
     return call
