@@ -16,6 +16,7 @@ from engine.execution.state_room import smallest_row_bytes
 from service.address import Address, BindError
 from service.durable.generations import DurableGenerations
 from service.health import Health, follow_engine
+from service.libraries import collect_soon
 from service.live import LiveGenerations
 from service.offer import offer_of, tell_entrance
 from service.pulse import beat
@@ -144,6 +145,7 @@ async def serve(
     follower = asyncio.ensure_future(follow_engine(engine, health, stall_seconds=stall_seconds))
     try:
         await asyncio.sleep(0)  # it has looked once
+        collect_soon()
         sys.stdout.write(f"serving {model.name} on {at}\n")
         sys.stdout.flush()
         await signals.first.wait()

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from service.libraries import COLLECT_AFTER_OBJECTS, collect_seldom, let_blas_threads_sleep, silence_grpc_core
+from service.libraries import (
+    SERVING_OBJECTS,
+    STARTING_OBJECTS,
+    collect_seldom,
+    collect_soon,
+    let_blas_threads_sleep,
+    silence_grpc_core,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "clients/python/src")])}
@@ -33,12 +40,16 @@ def test_libraries_hear_what_we_want_unless_the_operator_has_said_otherwise(monk
     assert [os.environ[name] for name in VARIABLES] == ["NONE", "4"]
 
 
-def test_garbage_is_looked_for_seldom() -> None:
+def test_garbage_is_looked_for_seldom_at_the_start_and_often_afterwards_but_not_in_what_was_there() -> None:
     before = gc.get_threshold()
     try:
         collect_seldom()
-        assert gc.get_threshold()[0] == COLLECT_AFTER_OBJECTS
+        assert gc.get_threshold()[0] == STARTING_OBJECTS
+        collect_soon()
+        assert gc.get_threshold()[0] == SERVING_OBJECTS
+        assert gc.get_freeze_count() > 0
     finally:
+        gc.unfreeze()
         gc.set_threshold(*before)
 
 
