@@ -184,16 +184,21 @@ class QueueTimeError(OverloadedError):
 
 
 class InsufficientMemoryError(EngineError):
-    """One request's state could never fit beside the weights, even alone. Units: bytes."""
+    """One request's state could never fit beside the weights, even alone; `images_bytes` of it are for images."""
 
     reason = "INSUFFICIENT_MEMORY"
 
-    def __init__(self, *, needed_bytes: int, budget_bytes: int) -> None:
+    def __init__(self, *, needed_bytes: int, budget_bytes: int, images_bytes: int = 0) -> None:
         self.needed_bytes = needed_bytes
         self.budget_bytes = budget_bytes
+        self.images_bytes = images_bytes
+        share = f", {images_bytes} of them for the prompt's images" if images_bytes else ""
+        advice = "ask for fewer tokens"
+        if images_bytes:
+            advice = "ask for fewer images or tokens" if images_bytes < budget_bytes else "leave images out"
         super().__init__(
-            f"prompt and max_tokens need {needed_bytes} bytes of state and workspace, and at most {budget_bytes} bytes "
-            "can be held; ask for fewer tokens"
+            f"prompt and max_tokens need {needed_bytes} bytes of state and workspace{share}, and at most "
+            f"{budget_bytes} bytes can be held; {advice}"
         )
 
 

@@ -20,8 +20,12 @@ MAX_IMAGE_PIXELS: Final = 2**25
 """Most pixels of one image, as it is sent."""
 MAX_IMAGES_PIXELS: Final = 2**27
 """Most pixels of all images of one request."""
+MAX_IMAGE_BYTES: Final = 2**26
+"""Most bytes of the file of one image."""
 MAX_IMAGE_SIDE_PIXELS: Final = 2**15
 """Longest side of an image: what scaling holds grows with it."""
+LEAST_IMAGE_TOKENS: Final = 3
+"""What the smallest image takes of a prompt: one token, its beginning and its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

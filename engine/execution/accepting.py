@@ -24,7 +24,7 @@ from engine.generation.checkpoint_identity import generation_checkpoint_key
 from engine.generation.denoising_planning import refuse_for_denoising, resolve_denoising_options
 from engine.generation.denoising_row import DenoisingRow
 from engine.generation.image_stretches import widest_unit
-from engine.generation.memory import unit_tokens
+from engine.generation.memory import images_bytes, unit_tokens
 from engine.generation.planning import (
     NO_CANVAS,
     check_prompt,
@@ -59,7 +59,10 @@ FRESH_SEED_BITS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """A checked request: what it becomes on `resident` is fixed, and nothing is held for it yet."""
+    """A checked request: what it becomes on `resident` is fixed, and nothing is held for it yet.
+
+    `images` are those at its `places`, once they are decoded.
+    """
 
     resident: Resident
     generation_id: str
@@ -74,7 +77,8 @@ class Acceptance:
     context_tokens: int
     unit_tokens: int
     draft_blocks: bool
-    images: tuple[PromptImage, ...]
+    places: tuple[ImagePlace, ...]
+    images: tuple[PromptImage, ...] = ()
 
     def open_row(self, signal: AbortSignal) -> JobRow:
         """A row for the engine thread."""
@@ -215,7 +219,7 @@ def _accepted(resident: Resident, request: GenerationRequest, submitted_at: floa
         context_tokens=context_tokens,
         unit_tokens=widest,
         draft_blocks=request.draft_blocks,
-        images=tuple(place.decoded() for place in places),
+        places=places,
     )
 
 
@@ -265,7 +269,11 @@ def _state_bytes(
     )
     alone = needed + charged_workspace_bytes(resident.memory, step_tokens=step_tokens, context_tokens=context_tokens)
     if alone > resident.state_bytes:
-        raise InsufficientMemoryError(needed_bytes=alone, budget_bytes=resident.state_bytes)
+        raise InsufficientMemoryError(
+            needed_bytes=alone,
+            budget_bytes=resident.state_bytes,
+            images_bytes=images_bytes(resident.info.geometry, resident.info.composition, images),
+        )
     return needed
 
 

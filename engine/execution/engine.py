@@ -12,6 +12,7 @@ import enum
 import itertools
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engine.contracts.cancellation import AbortController, AbortReason
@@ -88,6 +89,7 @@ class Engine:
         self._reading = asyncio.Event()
         self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
         self._text_work = TextWork()
+        self._image_work = TextWork("image")
         self._numbers = itertools.count()
 
     @property
@@ -226,6 +228,7 @@ class Engine:
         for generation, _ in list(self._live.values()):
             generation.give_up(UnavailableError("stopped", "the service is shutting down"))
         self._text_work.close()
+        self._image_work.close()
         if self._state is not EngineState.FAILED:
             self._state = EngineState.STOPPED
 
@@ -303,8 +306,11 @@ class Engine:
         while True:
             resident = self._resolve_model(request.model)
             acceptance = await self._text_work.run(check, resident, request, submitted_at)
+            images = [await self._image_work.run(place.decoded) for place in acceptance.places]
             if self._ready() is resident:
-                return acceptance  # else the model or its adapters have changed meanwhile
+                return replace(
+                    acceptance, places=(), images=tuple(images)
+                )  # else the model or its adapters have changed meanwhile
 
     def begin(
         self,

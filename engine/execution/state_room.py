@@ -9,8 +9,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.contracts.errors import PromptTooLongError, UnsupportedOptionError
+from engine.contracts.errors import InvalidRequestError, PromptTooLongError, UnsupportedOptionError
 from engine.contracts.memory import MemoryEstimate
+from engine.contracts.vision import LEAST_IMAGE_TOKENS, MAX_IMAGES
 from engine.generation.image_stretches import widest_unit
 from engine.generation.memory import ELEMENT_BYTES, images_bytes, row_bytes, unit_tokens, workspace_bytes
 
@@ -85,6 +86,7 @@ def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
     A step's workspace is that of the load's own rows: long contexts cost those who use them.
 
     Raises:
+        InvalidRequestError: it has more images than a request may, or than its prompt has tokens for.
         PromptTooLongError: no room for one new token.
         UnsupportedOptionError: it has images, and the model takes none.
     """
@@ -98,21 +100,29 @@ def estimate(facts: MemoryFacts, load: MemoryLoad) -> MemoryEstimate:
     step_tokens = widest_unit(images, _step_tokens(facts, load.prompt_tokens, load.rows))
     workspace = workspace_bytes(facts.geometry, facts.composition, step_tokens=step_tokens, context_tokens=tokens)
     charged = workspace if facts.holds_workspace else 0
-    contexts = range(1, longest + 1)
     return MemoryEstimate(
         weights_bytes=facts.weights_bytes,
         kv_bytes=kv_bytes,
         workspace_bytes=workspace,
         budget_bytes=facts.weights_bytes + facts.state_bytes + workspace - charged,
         fits=kv_bytes + charged <= facts.state_bytes,
-        max_context_tokens=bisect_right(contexts, facts.state_bytes, key=lambda tokens: _bytes_alone(facts, tokens)),
+        max_context_tokens=_longest_alone(facts, images),
     )
 
 
-def _bytes_alone(facts: MemoryFacts, tokens: int) -> int:
-    """What a row with a prompt of `tokens` takes of the memory for rows while nobody else is there."""
-    step_tokens = _step_tokens(facts, tokens, 1)
-    return _row_bytes(facts, tokens, 0) + charged_workspace_bytes(facts, step_tokens=step_tokens, context_tokens=tokens)
+def _longest_alone(facts: MemoryFacts, images: Sequence[int]) -> int:
+    """The longest prompt with `images` that fits while nobody else is there; 0 where none does."""
+    contexts = range(1, facts.geometry.context_length + 1)
+    tokens = bisect_right(contexts, facts.state_bytes, key=lambda tokens: _bytes_alone(facts, tokens, images))
+    return tokens if tokens >= LEAST_IMAGE_TOKENS * len(images) else 0
+
+
+def _bytes_alone(facts: MemoryFacts, tokens: int, images: Sequence[int]) -> int:
+    """What a row with a prompt of `tokens` and `images` takes of the memory for rows while nobody else is there."""
+    step_tokens = widest_unit(images, _step_tokens(facts, tokens, 1))
+    return _row_bytes(facts, tokens, 0, images) + charged_workspace_bytes(
+        facts, step_tokens=step_tokens, context_tokens=tokens
+    )
 
 
 def _step_tokens(facts: MemoryFacts, prompt_tokens: int, rows: int) -> int:
@@ -128,6 +138,15 @@ def _images(facts: MemoryFacts, load: MemoryLoad) -> list[int]:
     vision = facts.geometry.vision
     if load.images and vision is None:
         raise UnsupportedOptionError("images", "the served model takes text alone")
+    if load.images > MAX_IMAGES:
+        raise InvalidRequestError.of("images", f"at most {MAX_IMAGES} are taken in a request, got {load.images}")
+    least_tokens = LEAST_IMAGE_TOKENS * load.images
+    if least_tokens > load.prompt_tokens:
+        raise InvalidRequestError.of(
+            "images",
+            f"{load.images} images take at least {least_tokens} of a prompt's tokens, and prompt_tokens is "
+            f"{load.prompt_tokens}",
+        )
     return [] if vision is None else [vision.most_tokens] * load.images
 
 

@@ -67,5 +67,6 @@ def _image_reader(artifact: Artifact) -> ImageReader | None:
     if vision is None:
         return None
     image_prompt = importlib.import_module("engine.artifacts.image_prompt")
+    importlib.import_module("engine.artifacts.image_decoding").keep_library_quiet()
     reader: ImageReader = image_prompt.ImageReader(geometry=vision.geometry, ids=vision.ids)
     return reader

@@ -1,6 +1,7 @@
-"""Tokenizing and templates, on a few threads beside the loop, with a bound on what may wait.
+"""Tokenizing and templates, and the decoding of images, on a few threads beside the loop; what may wait is bounded.
 
-What a caller abandons while it waits is dropped; what runs is small enough to be waited for.
+Each kind has threads of its own, so that no text waits for pixels. What a caller abandons while it waits is dropped;
+what runs is small enough to be waited for.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ SLICE_CHARACTERS: Final = 64 * 1024
 
 
 class TextWork:
-    """Runs text functions for the loop. Used on the loop alone."""
+    """Runs functions on texts, or on another `kind` of input, for the loop. Used on the loop alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "text") -> None:
         """Threads start with the first job."""
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="mlx-stream-text")
+        self._kind = kind
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"mlx-stream-{kind}")
         self._jobs = 0
 
     def submit(self, function: Callable[..., T], *arguments: object) -> Future[T]:
@@ -54,7 +56,7 @@ class TextWork:
         """
         if self._jobs >= MAX_JOBS:
             raise OverloadedError(
-                "the queue of texts", limit=MAX_JOBS, used=self._jobs, retry_after_seconds=RETRY_SECONDS
+                f"the queue of {self._kind}s", limit=MAX_JOBS, used=self._jobs, retry_after_seconds=RETRY_SECONDS
             )
         self._jobs += 1
         try:

@@ -69,3 +69,18 @@ async def test_what_is_no_image_is_an_invalid_argument_that_names_it(client, dat
 async def test_an_estimate_counts_images(client):
     sizes = [await client.estimate_memory(prompt_tokens=60, max_tokens=8, images=count) for count in (0, 1)]
     assert sizes[0].kv_bytes < sizes[1].kv_bytes
+    assert sizes[0].max_context_tokens >= sizes[1].max_context_tokens
+
+
+@pytest.mark.parametrize(
+    ("images", "prompt_tokens", "told"),
+    [
+        (17, 60, "at most 16 are taken in a request, got 17"),
+        (2**32 - 1, 60, "at most 16 are taken in a request, got 4294967295"),
+        (16, 47, "16 images take at least 48 of a prompt's tokens, and prompt_tokens is 47"),
+    ],
+)
+async def test_an_estimate_of_images_that_no_prompt_has_is_refused(client, images, prompt_tokens, told):
+    with pytest.raises(MlxStreamError, match=f"images.*{told}") as caught:
+        await client.estimate_memory(prompt_tokens=prompt_tokens, max_tokens=8, images=images)
+    assert caught.value.code == grpc.StatusCode.INVALID_ARGUMENT

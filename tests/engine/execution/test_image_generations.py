@@ -1,9 +1,13 @@
 """Conversations with images behind the front door: mlx-vlm's tokens, what is refused before any work, and memory."""
 
 import asyncio
+import threading
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from engine.artifacts.image_prompt import ImagePlace
 from engine.contracts.errors import (
     ChatTemplateError,
     InsufficientMemoryError,
@@ -14,6 +18,7 @@ from engine.contracts.errors import (
 from engine.contracts.memory import MemoryLoad
 from engine.contracts.option_groups import DenoisingOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TokenPrompt
+from engine.contracts.vision import PromptImage
 from engine.execution.engine import Engine
 from engine.execution.estimating import unloaded_facts
 from engine.execution.state_room import estimate
@@ -25,6 +30,7 @@ from tests.engine.models import tiny_diffusion, tiny_vision
 ENDS = {1, 106}
 FEW = DenoisingOptions(max_denoising_steps=5, min_canvas_length=4)
 PICTURES = {seed: tiny_vision.picture(seed) for seed in range(4)}
+PIXELS = np.zeros((16, 24, 3), dtype=np.uint8)
 LARGE = tiny_vision.picture(9, 300, 200)
 
 
@@ -203,8 +209,61 @@ async def test_admission_counts_what_reading_an_image_takes(tiny, tmp_path):
     try:
         assert [engine.estimate_memory(load, model="").kv_bytes for load in loads] == taken
         assert engine.model.weights_bytes == unloaded[0].weights_bytes
-        with pytest.raises(InsufficientMemoryError):
+        with pytest.raises(InsufficientMemoryError, match=r"of them for the prompt's images.*ask for fewer images"):
             await run(engine, chat("a" * 34, PICTURES[0]), max_tokens=8, denoising=FEW)
         assert await answer(engine, chat("a" * 34), max_tokens=8)
     finally:
         await engine.stop()
+
+
+async def test_the_longest_context_of_an_estimate_leaves_room_for_its_images(tiny, tmp_path):
+    asked = settings(tiny[0], tmp_path)
+    taken = estimate(unloaded_facts(asked), MemoryLoad(prompt_tokens=60, max_tokens=8, images=1)).kv_bytes
+    facts = replace(unloaded_facts(asked), state_bytes=taken, holds_workspace=False)
+    longest = [
+        estimate(facts, MemoryLoad(prompt_tokens=60, max_tokens=8, images=images)).max_context_tokens
+        for images in range(2)
+    ]
+    assert longest[0] > longest[1] >= 60
+    assert estimate(facts, MemoryLoad(prompt_tokens=longest[1], max_tokens=0, images=1)).fits
+    small = replace(facts, state_bytes=1000)
+    assert estimate(small, MemoryLoad(prompt_tokens=60, max_tokens=8, images=1)).max_context_tokens == 0
+
+
+async def test_images_alone_that_do_not_fit_are_told_to_be_left_out(tiny, tmp_path):
+    asked = settings(tiny[0], tmp_path)
+    facts = unloaded_facts(asked)
+    taken = [estimate(facts, MemoryLoad(prompt_tokens=60, max_tokens=8, images=count)).kv_bytes for count in range(2)]
+    images_bytes = taken[1] - taken[0]
+    engine = Engine(settings(tiny[0], tmp_path, state_bytes=images_bytes))
+    await engine.start()
+    try:
+        with pytest.raises(InsufficientMemoryError, match="leave images out") as caught:
+            await run(engine, chat("a", PICTURES[0]), max_tokens=8, denoising=FEW)
+        assert caught.value.images_bytes == images_bytes
+    finally:
+        await engine.stop()
+
+
+async def test_text_never_waits_for_pixels_and_who_leaves_is_not_decoded(seer, monkeypatch):
+    """Both threads for images are held up; a third caller's image waits, and is dropped with its caller."""
+    held, begins, begun = threading.Event(), threading.Semaphore(0), []
+
+    def slow(place):
+        begun.append(place)
+        begins.release()
+        held.wait(60)
+        return PromptImage(start=place.start, tokens=place.tokens, pixels=PIXELS)
+
+    monkeypatch.setattr(ImagePlace, "decoded", slow)
+    looking = [asyncio.create_task(answer(seer, chat("a", PICTURES[0]), max_tokens=4, seed=5)) for _ in range(3)]
+    try:
+        for _ in range(2):
+            await asyncio.to_thread(begins.acquire)
+        assert await answer(seer, chat("Just a word."), max_tokens=4)
+        looking[2].cancel()
+        await asyncio.wait([looking[2]])
+    finally:
+        held.set()
+    assert await looking[0] == await looking[1]
+    assert len(begun) == 2
