@@ -18,7 +18,7 @@ from engine.contracts.vision import MAX_IMAGE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_SCANS: Final = 100
+MAX_SCANS: Final = 40
 """Most scans of a JPEG, each of which goes over the whole image: ten are usual."""
 MAX_PARTS: Final = 4096
 """Most segments of a JPEG or chunks of a WebP."""
