@@ -198,6 +198,10 @@ class FakeGeneration:
     async def revise(self, canvas: CanvasRevised) -> None:
         """Emit a canvas, and wait until it was read: a newer one would take its place."""
         self._mailbox.put(canvas)
+        await self.read()
+
+    async def read(self) -> None:
+        """Wait until what was emitted is read."""
         while self._mailbox._output:  # noqa: ASYNC110 - the mailbox tells nobody that it was read
             await asyncio.sleep(0)
 

@@ -109,7 +109,7 @@ async def test_an_answer_that_grows_over_the_bound_ends_its_generation_and_count
         generation.start()
         while True:
             generation.say("x" * 50)
-            await asyncio.sleep(0)
+            await generation.read()
 
     monkeypatch.setattr("service.limits.MAX_MESSAGE_BYTES", 1024)
     engine = FakeEngine()
