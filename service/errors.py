@@ -5,6 +5,7 @@ Texts of errors are for callers; of our own faults they see a correlation id alo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from dataclasses import dataclass
@@ -171,14 +172,21 @@ def encode_status(error: contract.EngineError) -> status_pb2.Status:
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.EngineError) -> NoReturn:
-    """End the call with the status of `error`, which must be presentable."""
+    """End the call with the status of `error`, which must be presentable.
+
+    Raises:
+        CancelledError: the connection is gone, and nobody is left to be told.
+    """
     status = encode_status(error)
     trailers: list[tuple[str, str | bytes]] = [("grpc-status-details-bin", status.SerializeToString())]
     if isinstance(error, contract.OverloadedError):
         trailers.append((PUSHBACK_KEY, str(round(1000 * error.retry_after_seconds))))
     elif status_of(error) is _CODE.RESOURCE_EXHAUSTED:
         trailers.append((PUSHBACK_KEY, NO_USE_TO_RETRY))
-    await context.abort(status_of(error), status.message, tuple(trailers))
+    try:
+        await context.abort(status_of(error), status.message, tuple(trailers))
+    except grpc.aio.InternalError:  # gRPC would log it as an error of ours
+        raise asyncio.CancelledError from None
     raise RuntimeError("the call went on after its abort")
 
 

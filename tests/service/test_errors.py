@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2
 from engine.contracts import errors as contract
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import error_pb2
-from service.errors import RULES, encode_status, presentable, status_of
+from service.errors import RULES, abort, encode_status, presentable, status_of
 from service.refusals import (
     InternalError,
     MalformedMessageError,
@@ -165,3 +165,12 @@ def test_details_fit_into_trailers_however_large_the_error_is() -> None:
         percent_encoded_bytes = 3 * len(status.message.encode())
         assert percent_encoded_bytes + status.ByteSize() * 4 / 3 < 7 * 1024
         assert status.code == status_of(error).value[0]
+
+
+async def test_a_status_that_reaches_nobody_ends_the_call_as_one_that_its_caller_left() -> None:
+    class Gone:
+        async def abort(self, *_status: object) -> None:
+            raise grpc.aio.InternalError("the connection is gone")
+
+    with pytest.raises(asyncio.CancelledError):
+        await abort(Gone(), contract.UnavailableError("stopped", "the service is shutting down"))  # type: ignore[arg-type]
