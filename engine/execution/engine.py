@@ -307,10 +307,8 @@ class Engine:
             resident = self._resolve_model(request.model)
             acceptance = await self._text_work.run(check, resident, request, submitted_at)
             images = [await self._image_work.run(place.decoded) for place in acceptance.places]
-            if self._ready() is resident:
-                return replace(
-                    acceptance, places=(), images=tuple(images)
-                )  # else the model or its adapters have changed meanwhile
+            if self._ready() is resident:  # else the model or its adapters have changed meanwhile
+                return replace(acceptance, places=(), images=tuple(images))
 
     def begin(
         self,

@@ -7,6 +7,7 @@ import pytest
 
 from engine.execution.engine import Engine
 from engine.execution.resident import EngineSettings
+from mlxstream import AsyncClient
 from mlxstream.v1 import generation_pb2_grpc, model_pb2_grpc
 from service.address import Address
 from service.durable.generations import DurableGenerations
@@ -70,3 +71,9 @@ def whole_folder(tmp_path_factory):
 async def whole(whole_folder, tmp_path):
     async with serving(whole_folder, tmp_path) as whole:
         yield whole
+
+
+@pytest.fixture
+async def client(whole):
+    async with AsyncClient(str(whole.address)) as client:
+        yield client

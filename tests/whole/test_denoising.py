@@ -2,34 +2,21 @@
 
 import pytest
 
-from mlxstream import AsyncClient, MlxStreamError
+from mlxstream import MlxStreamError
 from mlxstream.v1 import graph_pb2, model_pb2
 from mlxstream.v1.generation_pb2 import CompleteRequest
 from tests.engine import tiny_denoiser
 from tests.engine.models import tiny_diffusion
-from tests.whole.conftest import serving
 
 PROMPT = list(range(20, 32))
 FEW = {"denoising": {"max_denoising_steps": 4}, "max_tokens": 40, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def whole_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "denoiser"
     tiny_denoiser.write(folder)
     return folder
-
-
-@pytest.fixture
-async def whole(folder, tmp_path):
-    async with serving(folder, tmp_path) as whole:
-        yield whole
-
-
-@pytest.fixture
-async def client(whole):
-    async with AsyncClient(str(whole.address)) as client:
-        yield client
 
 
 async def events(client, **delivery):

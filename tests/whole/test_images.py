@@ -3,34 +3,21 @@
 import grpc
 import pytest
 
-from mlxstream import AsyncClient, MlxStreamError
+from mlxstream import MlxStreamError
 from mlxstream.requests import chat_prompt
 from mlxstream.v1 import graph_pb2
 from mlxstream.v1.model_pb2 import RenderChatRequest
 from tests.engine import tiny_seer
 from tests.engine.models import tiny_vision
-from tests.whole.conftest import serving
 
 FEW = {"denoising": {"max_denoising_steps": 4, "min_canvas_length": 4}, "max_tokens": 20, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def whole_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "seer"
     tiny_seer.write(folder)
     return folder
-
-
-@pytest.fixture
-async def whole(folder, tmp_path):
-    async with serving(folder, tmp_path) as whole:
-        yield whole
-
-
-@pytest.fixture
-async def client(whole):
-    async with AsyncClient(str(whole.address)) as client:
-        yield client
 
 
 def asked(*pieces):

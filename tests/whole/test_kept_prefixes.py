@@ -15,12 +15,6 @@ async def answer(client, prompt, **options):
     return found.stats.cached_tokens, [token.token for token in found.tokens]
 
 
-@pytest.fixture
-async def client(whole):
-    async with AsyncClient(str(whole.address)) as client:
-        yield client
-
-
 async def test_a_client_is_told_how_much_of_its_prompt_was_kept_and_can_stay_apart(client):
     prompt = random_prompt(1, 400)
     cold = await answer(client, prompt)
