@@ -5,6 +5,7 @@ work on the machine slows them down least.
 """
 
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from engine.contracts.errors import MissingArtifactError
-from engine.execution import catalogue
+from engine.execution import accepting, catalogue
 from engine.runtime.prepare import prepare_runtime
 from engine.runtime.settings import RuntimeSettings
 
@@ -28,6 +29,17 @@ RUNTIME = prepare_runtime(
         cache_directory=Path(__file__).resolve().parents[1] / ".pytest_cache" / "runtime", device="cpu", blas_threads=1
     )
 )
+
+
+@pytest.fixture(autouse=True)
+def _repeatable_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds that the engine chooses are the same each time that a test runs, so that none passes or fails by luck.
+
+    `fresh_seeds` marks the tests that show that they are fresh.
+    """
+    if "fresh_seeds" not in request.keywords:
+        seeds = random.Random(request.node.nodeid)
+        monkeypatch.setattr(accepting, "fresh_seed", lambda: seeds.getrandbits(accepting.FRESH_SEED_BITS))
 
 
 @pytest.fixture(scope="session")

@@ -234,19 +234,23 @@ def _refuse_what_the_method_lacks(resident: Resident, request: GenerationRequest
 
 def _resolved(resident: Resident, options: GenerateOptions, prompt_tokens: int) -> ResolvedOptions:
     """What will run, by the rules of the model's method."""
-    fresh_seed = secrets.randbits(FRESH_SEED_BITS)
     if resident.info.declaration.method == "denoising":
         return resolve_denoising_options(
-            options, resident.info, resident.prefill_policy, prompt_tokens=prompt_tokens, fresh_seed=fresh_seed
+            options, resident.info, resident.prefill_policy, prompt_tokens=prompt_tokens, fresh_seed=fresh_seed()
         )
     return resolve_options(
         options,
         resident.info,
         resident.prefill_policy,
         prompt_tokens=prompt_tokens,
-        fresh_seed=fresh_seed,
+        fresh_seed=fresh_seed(),
         line_break_ids=resident.text.tokenizer.line_break_ids,
     )
+
+
+def fresh_seed() -> int:
+    """A seed for a request that brings none."""
+    return secrets.randbits(FRESH_SEED_BITS)
 
 
 def _state_bytes(

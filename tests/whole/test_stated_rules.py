@@ -253,6 +253,7 @@ def test_a_curve_draws_at_any_temperature():
 
 
 @states("The whole range is valid, 0 too. Default: a fresh random seed, which `Started` reports.")
+@pytest.mark.fresh_seeds
 async def test_an_unset_seed_is_fresh_and_told(whole):
     drawn = {"temperature": 1.0, "max_tokens": 8, "eos_token_ids": {"ids": []}}
     runs = [await answer(whole, [1, 2], **drawn) for _ in range(3)]

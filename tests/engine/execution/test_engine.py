@@ -42,6 +42,7 @@ async def test_a_stream_that_joins_late_changes_nobody(engine):
     assert (await first)[1] == alone
 
 
+@pytest.mark.fresh_seeds
 async def test_a_seed_decides_the_ids_and_an_unset_one_is_fresh_and_told(engine):
     options = {"temperature": 1.0, "max_tokens": 24, "eos_token_ids": ()}
     started, ids, _, _ = await run(engine, tokens(1, 5), **options)
