@@ -19,7 +19,7 @@ from engine.contracts.kv_scheme import converts_at
 from engine.contracts.prompt import ChatPrompt, TextPrompt
 from engine.execution.state_identity import adapter_namespace, durable_identity
 from engine.execution.state_room import charged_workspace_bytes, needed_bytes
-from engine.execution.text_work import refuse_hopeless_prompt
+from engine.execution.text_bounds import refuse_hopeless_prompt
 from engine.generation.checkpoint_identity import generation_checkpoint_key
 from engine.generation.denoising_planning import refuse_for_denoising, resolve_denoising_options
 from engine.generation.denoising_row import DenoisingRow

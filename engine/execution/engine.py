@@ -9,20 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-import itertools
 import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engine.contracts.cancellation import AbortController, AbortReason
-from engine.contracts.errors import (
-    DuplicateRequestError,
-    EngineError,
-    EngineFailedError,
-    NotFoundError,
-    UnavailableError,
-)
+from engine.contracts.errors import EngineError, EngineFailedError, NotFoundError, UnavailableError
 from engine.contracts.load import EngineLoad, GenerationStatus, no_load_progress
 from engine.execution.accepting import DurableAcceptance as DurableAcceptance  # callers hold it until they begin
 from engine.execution.accepting import accept, accept_durable
@@ -30,9 +23,11 @@ from engine.execution.beginning import opened_job
 from engine.execution.delivery import Dispatcher, Mailbox
 from engine.execution.generation import Generation
 from engine.execution.residency import Residency
+from engine.execution.roster import Roster
+from engine.execution.side_work import SideWork
 from engine.execution.state_identity import durable_identity
 from engine.execution.state_room import estimate
-from engine.execution.text_work import TextWork, check_detokenize, check_tokenize
+from engine.execution.text_bounds import check_detokenize, check_tokenize
 from engine.execution.thread import EngineThread
 
 if TYPE_CHECKING:
@@ -87,10 +82,9 @@ class Engine:
         self._ended = asyncio.Event()
         self._stopping = False
         self._reading = asyncio.Event()
-        self._live: dict[tuple[str, str], tuple[Generation, str]] = {}
-        self._text_work = TextWork()
-        self._image_work = TextWork("image")
-        self._numbers = itertools.count()
+        self._live = Roster()
+        self._text_work = SideWork("text")
+        self._image_work = SideWork("image")
 
     @property
     def state(self) -> EngineState:
@@ -126,7 +120,7 @@ class Engine:
 
     def live_generations(self) -> list[GenerationStatus]:
         """The live generations of all callers, oldest first."""
-        return sorted((generation.status() for generation, _ in self._live.values()), key=lambda one: one.number)
+        return self._live.statuses()
 
     def stalled_seconds(self) -> float:
         """How long the step in hand has taken; 0 when idle."""
@@ -225,8 +219,7 @@ class Engine:
         if self._thread is not None:
             self._thread.stop()
             await self._wait_ended(STOP_SECONDS if self._resident is not None else STOP_LOADING_SECONDS, hurry)
-        for generation, _ in list(self._live.values()):
-            generation.give_up(UnavailableError("stopped", "the service is shutting down"))
+        self._live.give_up(UnavailableError("stopped", "the service is shutting down"))
         self._text_work.close()
         self._image_work.close()
         if self._state is not EngineState.FAILED:
@@ -234,17 +227,11 @@ class Engine:
 
     def abort_all(self) -> int:
         """End every live generation as the service's own end does; returns how many."""
-        generations = [generation for generation, _ in self._live.values()]
-        for generation in generations:
-            generation.abort(AbortReason.SHUTDOWN)
-        return len(generations)
+        return self._live.abort(AbortReason.SHUTDOWN)
 
     def _end_rows(self, number: int) -> int:
         """Abort the generations of the model `number`, which is taken off; those of a replaced one go on."""
-        generations = [one for one, _ in self._live.values() if one.resident_number == number]
-        for generation in generations:
-            generation.abort(AbortReason.REQUESTED)
-        return len(generations)
+        return self._live.abort(AbortReason.REQUESTED, of_resident=number)
 
     def _changes(self) -> Residency:
         """Whom to ask for a change.
@@ -283,7 +270,7 @@ class Engine:
             EngineError: see the tree; nothing of the request remains.
         """
         self._resolve_model(request.model)
-        self._refuse_duplicate(request.caller, request.request_id)
+        self._live.require_free(request.caller, request.request_id)
         acceptance = await self._checked(accept, request)
         require_open()
         return self.begin(request, acceptance)
@@ -332,11 +319,10 @@ class Engine:
         resident = self._ready()
         if acceptance.resident is not resident:
             raise UnavailableError("reloading", "the model or its adapters have changed meanwhile")
-        self._refuse_duplicate(request.caller, acceptance.request_id)
+        self._live.require_free(request.caller, acceptance.request_id)
         if self._thread is None:
             raise UnavailableError("stopped")
-        key = (request.caller, acceptance.request_id)
-        mailbox = Mailbox(on_finished=lambda: self._live.pop(key, None) and None)
+        mailbox = Mailbox(on_finished=lambda: self._live.leave(request.caller, acceptance.request_id))
         controller = AbortController()
         job, finished = opened_job(
             request,
@@ -350,7 +336,7 @@ class Engine:
         generation = Generation(
             generation_id=acceptance.generation_id,
             request_id=acceptance.request_id,
-            number=next(self._numbers),
+            number=self._live.next_number(),
             resident=resident,
             controller=controller,
             mailbox=mailbox,
@@ -361,7 +347,7 @@ class Engine:
                 self._thread.submit(job, to=resident.number)
             except UnavailableError:
                 raise self._thread.fault or UnavailableError("stopped") from None
-            self._live[key] = (generation, acceptance.generation_id)
+            self._live.enter(request.caller, generation)
         else:  # nothing is left to generate
             for event in (*job.first_events(), finished):
                 mailbox.put(event)
@@ -383,11 +369,10 @@ class Engine:
 
     def abort(self, *, caller: str, request_id: str = "", generation_id: str = "") -> Generation | None:
         """Raise the abort signal of the caller's live generation of that id; None if there is none."""
-        for (owner, live_request_id), (generation, live_id) in self._live.items():
-            if owner == caller and (live_request_id == request_id if request_id else live_id == generation_id):
-                generation.abort(AbortReason.REQUESTED)
-                return generation
-        return None
+        generation = self._live.find(caller, request_id=request_id, generation_id=generation_id)
+        if generation is not None:
+            generation.abort(AbortReason.REQUESTED)
+        return generation
 
     async def tokenize(
         self, text: str, *, model: str, add_special_tokens: bool, parse_special_tokens: bool
@@ -430,10 +415,6 @@ class Engine:
         if self._residency is None:
             raise RuntimeError("a load begins before there is a place for its model")
         return self._residency.first(report, self._reading)
-
-    def _refuse_duplicate(self, caller: str, request_id: str) -> None:
-        if request_id and (caller, request_id) in self._live:
-            raise DuplicateRequestError(request_id)
 
     def _resolve_model(self, name: str) -> Resident:
         resident = self._ready()

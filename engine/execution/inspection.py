@@ -1,7 +1,7 @@
 """Explains a model without loading it: what it is, how it is stored, what it would hold here, and what is missing.
 
-Reads headers, configuration and the text half; never a tensor, never mlx. The device is the one that serving would
-choose. Units: bytes and tokens.
+Reads headers, configuration and the text half; never a tensor. The device is the one that serving would choose, and its
+memory what serving would go by: an accelerator is asked through mlx, a CPU without it. Units: bytes and tokens.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from engine.contracts.cache import GROWTH_TOKENS
 from engine.contracts.denoising import stopping_ids
 from engine.contracts.errors import EngineError
 from engine.contracts.memory import MemoryLoad
-from engine.execution.estimating import unloaded_facts
+from engine.execution.estimating import memory_here, unloaded_facts
 from engine.execution.resident import EngineSettings
 from engine.execution.state_room import estimate
 from engine.execution.text_model import open_text_model
 from engine.generation.memory import ELEMENT_BYTES, row_bytes
 from engine.models import declarations
-from engine.runtime.host import Host
 from engine.runtime.policy import fits
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from engine.artifacts.artifact import Artifact
     from engine.contracts.graph import GraphDeclaration, GraphGeometry
     from engine.contracts.options import OptionDefaults
+    from engine.runtime.memory import DeviceMemory
 
 _PACKED_OR_DENSE: Final = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"})
 """What a GGUF file can hold that stays as it is on a device that reads packed weights."""
@@ -53,7 +53,7 @@ class StorageReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What the model would hold on this machine, as serving predicts it.
+    """What the model would hold on this machine, as serving predicts it; `available_bytes` are those of the device.
 
     `token_bytes` is what one more token adds to a row, `context_bytes` what a row of the whole context holds.
     `largest_context` is 0 when the weights leave no room.
@@ -114,18 +114,22 @@ class UnreadableModel:
     problems: tuple[str, ...]
 
 
-def explain_model(reference: str, host: Host | None = None) -> ModelReport | UnreadableModel:
+def explain_model(reference: str, memory: DeviceMemory | None = None) -> ModelReport | UnreadableModel:
     """`inspect_model`, with a refusal as a report of its own."""
     name = reference
     try:
         name = catalogue.resolve(reference).name
-        return inspect_model(reference, host)
+        return inspect_model(reference, memory)
     except EngineError as error:
         return UnreadableModel(name=name, problems=(str(error),))
 
 
-def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
+def inspect_model(reference: str, memory: DeviceMemory | None = None) -> ModelReport:
     """Explain the model `reference`: an alias, a path, or the name of a repository that is on this machine.
+
+    Args:
+        reference: which model.
+        memory: of the device that would hold it; None: of the one that serving would choose here.
 
     Raises:
         EngineError: it is not here, or its files do not even say what it is; the message names what is wrong.
@@ -134,14 +138,12 @@ def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
     artifact = open_artifact(location.path)
     config = artifact.config
     text, problems = _text(artifact)
-    memory = _memory(reference, host or Host())
+    held = _memory(reference, memory or memory_here())
     if artifact.graph == "native":
         problems += _surplus(artifact)
-    if not fits(memory.weights_bytes, memory.available_bytes):
-        problems.append(
-            f"the weights would take {memory.weights_bytes} bytes, {memory.available_bytes} are available here"
-        )
-    elif not memory.largest_context:
+    if not fits(held.weights_bytes, held.available_bytes):
+        problems.append(f"the weights would take {held.weights_bytes} bytes, {held.available_bytes} are available here")
+    elif not held.largest_context:
         problems.append("beside the weights, memory is left for no request at all")
     return ModelReport(
         name=location.name,
@@ -157,10 +159,10 @@ def inspect_model(reference: str, host: Host | None = None) -> ModelReport:
         tied_head=config.tie_word_embeddings,
         option_defaults=config.option_defaults,
         storage=_storage(artifact),
-        memory=memory,
+        memory=held,
         text=text,
         problems=tuple(problems),
-        notes=tuple(_notes(artifact, memory, text)),
+        notes=tuple(_notes(artifact, held, text)),
     )
 
 
@@ -177,9 +179,9 @@ def _storage(artifact: Artifact) -> StorageReport:
     )
 
 
-def _memory(reference: str, host: Host) -> MemoryReport:
+def _memory(reference: str, memory: DeviceMemory) -> MemoryReport:
     """What serving the model with our settings' defaults would predict."""
-    facts = unloaded_facts(EngineSettings(model=reference, state_dir=Path()), host)
+    facts = unloaded_facts(EngineSettings(model=reference, state_dir=Path()), memory)
     element_bytes = ELEMENT_BYTES[facts.composition.compute_dtype]
     longest = facts.geometry.context_length
     short, long = (row_bytes(facts.geometry, tokens, element_bytes) for tokens in (GROWTH_TOKENS, 2 * GROWTH_TOKENS))
@@ -187,7 +189,7 @@ def _memory(reference: str, host: Host) -> MemoryReport:
         device=facts.composition.device,
         compute_dtype=facts.composition.compute_dtype,
         weights_bytes=facts.weights_bytes,
-        available_bytes=host.available_memory_bytes(),
+        available_bytes=memory.available_bytes(),
         token_bytes=(long - short) // GROWTH_TOKENS,
         context_bytes=row_bytes(facts.geometry, longest, element_bytes),
         largest_context=estimate(facts, MemoryLoad(prompt_tokens=longest - 1, max_tokens=1)).max_context_tokens,

@@ -123,7 +123,7 @@ def load_model(
     _require_room(info, limits, settings)
     durable = open_durable(settings, binding)
     prefixes, checkpoints = _keepers(settings, binding, info, limits, durable.store)
-    stepper = MethodStepper(method, _wired_scope(binding), limits, prefixes, checkpoints, mounts)
+    stepper = MethodStepper(method, _wired_scope(binding, runtime), limits, prefixes, checkpoints, mounts)
     return LoadedModel(stepper=stepper, info=info, binding=binding, durable=durable)
 
 
@@ -208,11 +208,11 @@ def _require_room_beside(files: ModelFiles, layout: LayoutPolicy, composition: C
         dequantize=layout.dequantize,
         pretranspose=layout.pretranspose_linear,
     )
-    if not runtime.fits_in_memory(needed):
+    if not runtime.memory.fits(needed):
         raise ConfigurationError(
             "model",
             f"the weights of {files.name} would take {needed} bytes beside the served model, and "
-            f"{runtime.available_memory_bytes()} are available; unload that one first",
+            f"{runtime.memory.available_bytes()} are available; unload that one first",
         )
 
 
@@ -226,7 +226,7 @@ def _limits(binding: Binding, layout: LayoutPolicy, runtime: Runtime, settings: 
         prefill_chunk_tokens=settings.prefill_step_tokens or layout.prefill_chunk_tokens,
         mixed_prefill_tokens=min(step_tokens, layout.mixed_prefill_tokens),
         mixed_row_tokens=layout.mixed_row_tokens,
-        state_bytes=usable_bytes(runtime.available_memory_bytes()) if stated is None else stated,
+        state_bytes=usable_bytes(runtime.memory.available_bytes()) if stated is None else stated,
         workspace_bytes=partial(workspace_bytes, binding.geometry, binding.composition)
         if stated is None
         else no_workspace,
@@ -245,11 +245,12 @@ def _require_room(info: ModelInfo, limits: Limits, settings: EngineSettings) -> 
         )
 
 
-def _wired_scope(binding: Binding) -> WiredScope:
+def _wired_scope(binding: Binding, runtime: Runtime) -> WiredScope:
+    working_set_bytes = runtime.memory.limit_bytes if runtime.memory.device == "metal" else None
     wired = needs_wired_limit(
         weights_bytes=binding.weights_bytes,
         planned_expert_bytes=0 if binding.experts is None else binding.experts.planned_bytes,
-        working_set_bytes=int(mx.device_info().get("max_recommended_working_set_size", 0)),
+        working_set_bytes=working_set_bytes or 0,
     )
     return WiredScope(
         limit_bytes=binding.weights_bytes if wired else 0, set_limit=mx.set_wired_limit, synchronize=mx.synchronize

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from engine.execution.delivery import Dispatcher
     from engine.execution.job import Stepper
     from engine.execution.resident import EngineSettings, ModelFiles, Resident
+    from engine.execution.side_work import SideWork
     from engine.execution.text_model import TextModel
-    from engine.execution.text_work import TextWork
     from engine.execution.thread import EngineThread
     from engine.runtime.prepare import Runtime
 
@@ -61,7 +61,7 @@ class Residency:
     A change goes on when its caller leaves, except for a load, which ends.
     """
 
-    def __init__(self, settings: EngineSettings, text_work: TextWork, dispatcher: Dispatcher) -> None:
+    def __init__(self, settings: EngineSettings, text_work: SideWork, dispatcher: Dispatcher) -> None:
         """Nothing is resident yet."""
         self.current: Resident | None = None
         self._settings = settings
@@ -179,9 +179,9 @@ class Residency:
         return MemoryReading(
             smallest_request_bytes=smallest_request_bytes(resident.memory),
             state_limit_bytes=resident.state_bytes,
-            free_bytes=runtime.host.free_memory_bytes(),
-            active_bytes=runtime.active_memory_bytes(),
-            active_limit_bytes=runtime.device_memory_bytes,
+            free_bytes=runtime.memory.host.free_memory_bytes(),
+            active_bytes=runtime.memory.active_bytes(),
+            active_limit_bytes=runtime.memory.limit_bytes,
         )
 
     def _running_thread(self) -> EngineThread:

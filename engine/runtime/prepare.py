@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, cast
 
 from engine.contracts.model import RuntimeInfo
 from engine.runtime.blas import BlasReport, confirm_blas, count_products, prepare_blas
-from engine.runtime.device import Device, blas_matters, choose_device, offered_devices
+from engine.runtime.device import blas_matters, choose_device, offered_devices
 from engine.runtime.host import Host
 from engine.runtime.kernel_directory import keep_kernels_private
-from engine.runtime.policy import ComputeDtype, LayoutPolicy, WeightsFacts, choose_layout, fits
+from engine.runtime.memory import memory_in_use
+from engine.runtime.policy import ComputeDtype, LayoutPolicy, WeightsFacts, choose_layout
 from engine.runtime.unpack_kernel import UnpackKernel, open_unpack_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from engine.runtime.device import Device
+    from engine.runtime.memory import DeviceMemory
     from engine.runtime.settings import RuntimeSettings
 
 __all__ = ["LayoutPolicy", "Runtime", "WeightsFacts", "prepare_runtime"]
@@ -30,44 +31,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The prepared machinery. Memory questions are answered anew each time they are asked.
-
-    `unpack_kernel` is there where weights are unpacked on the host, if a C compiler is. `active_memory_bytes` tells
-    what mlx holds, from any thread, and `device_memory_bytes` what it should hold at most, if the device has memory of
-    its own or a bound.
-    """
+    """The prepared machinery. `unpack_kernel` is there where weights are unpacked on the host, if a C compiler is."""
 
     info: RuntimeInfo
-    device: Device
     blas: BlasReport | None
-    host: Host
-    memory_limit_bytes: int | None
+    memory: DeviceMemory
     compute_dtype_wish: ComputeDtype | None
-    active_memory_bytes: Callable[[], int]
-    device_memory_bytes: int | None
     unpack_kernel: UnpackKernel | None = None
-
-    def available_memory_bytes(self) -> int:
-        """Memory that may still be allocated: the host's, within the device's own and the operator's limit."""
-        bounds = [self.host.available_memory_bytes()]
-        if self.device_memory_bytes is not None:
-            bounds.append(max(0, self.device_memory_bytes - self.active_memory_bytes()))
-        if self.memory_limit_bytes is not None:
-            bounds.append(self.memory_limit_bytes)
-        return min(bounds)
-
-    def fits_in_memory(self, size_bytes: int) -> bool:
-        """Whether `size_bytes` can be held with room to spare for caches and activations."""
-        return fits(size_bytes, self.available_memory_bytes())
 
     def layout(self, weights: WeightsFacts) -> LayoutPolicy:
         """How a model of these weights is held here. Ask before any of them is loaded."""
         return choose_layout(
             weights,
-            device=self.device,
+            device=self.memory.device,
             dtype_wish=self.compute_dtype_wish,
             few_row_products_are_fast=self.blas is None or self.blas.shim,
-            available_bytes=self.available_memory_bytes(),
+            available_bytes=self.memory.available_bytes(),
         )
 
 
@@ -86,8 +65,6 @@ def prepare_runtime(settings: RuntimeSettings, host: Host | None = None) -> Runt
     from engine.runtime import activation  # mlx comes with it, and must come after the BLAS
 
     device_name = activation.activate(device)
-    if settings.memory_limit_bytes is not None:
-        activation.limit_memory(settings.memory_limit_bytes)
     if blas is not None:
         before = count_products()
         gigaflops = activation.measure_products()
@@ -96,13 +73,9 @@ def prepare_runtime(settings: RuntimeSettings, host: Host | None = None) -> Runt
     info = _describe(device, device_name, importlib.metadata.version("mlx"), blas)
     return Runtime(
         info=info,
-        device=device,
         blas=blas,
-        host=host,
-        memory_limit_bytes=settings.memory_limit_bytes,
+        memory=memory_in_use(device, host),
         compute_dtype_wish=cast("ComputeDtype | None", settings.compute_dtype),
-        active_memory_bytes=activation.active_memory_bytes,
-        device_memory_bytes=activation.device_memory_bytes(device),
         unpack_kernel=open_unpack_kernel(settings.cache_directory / "unpack") if device == "cpu" else None,
     )
 

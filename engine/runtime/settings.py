@@ -19,7 +19,6 @@ class RuntimeSettings:
 
     `blas` is a path to a shared library, or one of "auto", "none", "scipy-openblas32", "openblas", "mkl"; it plays a
     part on Linux CPUs alone. `cache_directory` keeps what is compiled: the BLAS shim and mlx's CPU kernels.
-    `memory_limit_bytes` bounds what the engine may plan to use.
     """
 
     cache_directory: Path
@@ -27,7 +26,6 @@ class RuntimeSettings:
     compute_dtype: str | None = None
     blas: str | None = None
     blas_threads: int | None = None
-    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without the machine.
@@ -38,7 +36,6 @@ class RuntimeSettings:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("compute_dtype", self.compute_dtype, get_args(ComputeDtype))
         _check_positive("blas_threads", self.blas_threads)
-        _check_positive("memory_limit_bytes", self.memory_limit_bytes)
 
 
 def _check_choice(setting: str, value: str | None, choices: tuple[str, ...]) -> None:

@@ -62,7 +62,7 @@ async def test_a_storm_of_aborts_leaves_nothing_behind(engine):
 
     ends = await asyncio.gather(*(one(index) for index in range(60)))
     assert {end.finish_reason for end in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH}
-    assert engine._live == {}
+    assert len(engine._live) == 0
     assert len(engine._thread._batch) == 0
     assert (await run(engine, tokens(1, 4), max_tokens=2, eos_token_ids=()))[1]
 

@@ -23,7 +23,7 @@ from engine.contracts.memory import MemoryLoad
 from engine.contracts.options import GenerateOptions
 from engine.contracts.prompt import ChatMessage, ChatPrompt, ImagePart, TextPart, TextPrompt, TokenPrompt
 from engine.contracts.results import FinishReason
-from engine.execution import text_work
+from engine.execution import side_work
 from engine.execution.engine import Engine
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings, tokens
@@ -129,7 +129,7 @@ async def test_texts_and_ids_beyond_their_limits_are_refused_with_numbers(engine
 
 
 async def test_the_queue_of_texts_is_bounded(engine, monkeypatch):
-    monkeypatch.setattr(text_work, "MAX_JOBS", 3)
+    monkeypatch.setattr(side_work, "MAX_JOBS", 3)
     outcomes = await asyncio.gather(
         *(
             engine.tokenize("a b" * 1000, model="", add_special_tokens=True, parse_special_tokens=True)

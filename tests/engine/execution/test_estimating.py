@@ -17,12 +17,16 @@ from engine.execution.engine import Engine
 from engine.execution.estimating import unloaded_facts
 from engine.execution.state_room import estimate
 from engine.generation.bindings.autoregressive import bind_mlx_autoregressive_graph
+from engine.generation.memory import usable_bytes
 from engine.models.reading import WeightReader
 from engine.models.registry import build_graph
+from engine.runtime import activation
 from engine.runtime.host import Host
+from engine.runtime.memory import memory_in_use
 from engine.runtime.policy import LayoutPolicy
 from tests.engine import tiny_model
 from tests.engine.execution.driving import settings
+from tests.engine.machines import FreeMemory, machine
 from tests.engine.models import tiny_llama
 
 CONTEXT = 2048
@@ -113,26 +117,16 @@ async def test_a_reading_tells_what_the_smallest_request_takes_and_what_is_there
 
 def test_the_longest_context_is_where_admission_ends(tmp_path):
     tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
-    facts = unloaded_facts(settings(tmp_path / "tiny", tmp_path, state_bytes=10**6), Host())
+    facts = unloaded_facts(settings(tmp_path / "tiny", tmp_path, state_bytes=10**6))
     most = estimate(facts, MemoryLoad(prompt_tokens=1, max_tokens=1)).max_context_tokens
     assert 0 < most < CONTEXT
     assert estimate(facts, MemoryLoad(prompt_tokens=most, max_tokens=0)).fits
     assert not estimate(facts, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
 
 
-class Memory:
-    """A machine with so much free memory."""
-
-    def __init__(self, available_bytes):
-        self._available_bytes = available_bytes
-
-    def available_memory_bytes(self):
-        return self._available_bytes
-
-
 def test_a_long_stated_context_takes_nothing_from_rows_that_do_not_use_it(tmp_path):
     tiny_model.write(tmp_path / "long", max_position_embeddings=10**7)
-    facts = unloaded_facts(settings(tmp_path / "long", tmp_path), Memory(10**8))
+    facts = unloaded_facts(settings(tmp_path / "long", tmp_path), machine(10**8))
     most = estimate(facts, MemoryLoad(prompt_tokens=1, max_tokens=1)).max_context_tokens
     assert 4_000 < most < 10**6
     longest = estimate(facts, MemoryLoad(prompt_tokens=most, max_tokens=0))
@@ -141,6 +135,49 @@ def test_a_long_stated_context_takes_nothing_from_rows_that_do_not_use_it(tmp_pa
     assert not estimate(facts, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
     assert not estimate(facts, MemoryLoad(prompt_tokens=most, max_tokens=0, rows=2)).fits
     assert estimate(facts, MemoryLoad(prompt_tokens=300, max_tokens=50, rows=8)).fits
+
+
+@pytest.mark.parametrize(("device", "limit_bytes"), [("metal", 2 * 10**7), ("cuda", 2 * 10**7)])
+def test_an_accelerator_bounds_the_estimate_by_its_own_memory_however_much_the_host_has(tmp_path, device, limit_bytes):
+    tiny_model.write(tmp_path / "long", max_position_embeddings=10**7)
+    asked = settings(tmp_path / "long", tmp_path)
+    facts = unloaded_facts(asked, machine(10**12, device=device, limit_bytes=limit_bytes))
+    assert facts.composition.device == device
+    assert facts.state_bytes == usable_bytes(limit_bytes - facts.weights_bytes)
+    most = estimate(facts, MemoryLoad(prompt_tokens=1, max_tokens=1)).max_context_tokens
+    assert 0 < most < 10**6
+    assert not estimate(facts, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
+    roomy = unloaded_facts(asked, machine(10**12, device=device, limit_bytes=100 * limit_bytes))
+    assert estimate(roomy, MemoryLoad(prompt_tokens=most + 1, max_tokens=0)).fits
+
+
+def test_what_other_models_hold_of_a_device_is_not_planned_with(tmp_path):
+    tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
+    asked = settings(tmp_path / "tiny", tmp_path)
+    empty, shared = (
+        unloaded_facts(asked, machine(10**12, device="metal", limit_bytes=10**8, active_bytes=held))
+        for held in (0, 4 * 10**7)
+    )
+    assert empty.state_bytes - shared.state_bytes == usable_bytes(4 * 10**7)
+
+
+async def test_a_device_bounds_the_loaded_model_as_the_estimate_before_the_load_has_said(tmp_path, monkeypatch):
+    """The device of this test always holds as much as others do before the load."""
+    tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
+    limit_bytes, others_bytes = 10**8, 3 * 10**7
+    monkeypatch.setattr(activation, "device_memory_bytes", lambda _: limit_bytes)
+    monkeypatch.setattr(activation, "active_memory_bytes", lambda: others_bytes)
+    asked = settings(tmp_path / "tiny", tmp_path)
+    predicted = unloaded_facts(asked, memory_in_use("cpu", FreeMemory(10**12)))
+    monkeypatch.setattr(Host, "available_memory_bytes", lambda _: 10**12)
+    engine = Engine(asked)
+    await engine.start()
+    try:
+        assert engine.load().state_limit_bytes == usable_bytes(limit_bytes - others_bytes)
+        assert predicted.state_bytes == usable_bytes(limit_bytes - others_bytes - engine.model.weights_bytes)
+        assert engine.memory().active_limit_bytes == limit_bytes
+    finally:
+        await engine.stop()
 
 
 def test_a_model_that_is_not_here_is_not_fetched(tmp_path):
@@ -153,7 +190,7 @@ def test_a_model_that_is_not_here_is_not_fetched(tmp_path):
 def test_the_demo_model_takes_what_was_predicted(demo_model_path, tmp_path):
     """Within a tenth: weights alone, and the peak while a 500-token prompt is read."""
     tokens = 500
-    facts = unloaded_facts(settings(demo_model_path, tmp_path), Host())
+    facts = unloaded_facts(settings(demo_model_path, tmp_path))
     step_tokens = facts.prefill_policy.chunk_size(tokens)
     predicted = estimate(facts, MemoryLoad(prompt_tokens=tokens, max_tokens=0))
     mx.clear_cache()

@@ -15,17 +15,8 @@ from engine.generation.memory import row_bytes
 from tests.engine import tiny_model
 from tests.engine.artifacts.test_weights import FOUR_BITS, quantized
 from tests.engine.artifacts.tiny_files import CONFIG, llama_tensors, write_folder, write_gguf
+from tests.engine.machines import machine
 from tests.engine.models import test_gemma4, tiny_diffusion, tiny_families, tiny_foreign
-
-
-class Memory:
-    """A machine with so much free memory."""
-
-    def __init__(self, available_bytes):
-        self._available_bytes = available_bytes
-
-    def available_memory_bytes(self):
-        return self._available_bytes
 
 
 @pytest.fixture
@@ -74,7 +65,7 @@ def test_layers_are_told_as_spans():
 
 
 def test_memory_is_what_serving_predicts_and_the_longest_row_just_fits(folder):
-    report = inspect_model(str(folder), Memory(10**12))
+    report = inspect_model(str(folder), machine(10**12))
     memory = report.memory
     assert memory.context_bytes == row_bytes(report.geometry, 128, 4)
     assert memory.largest_context == 128
@@ -83,9 +74,16 @@ def test_memory_is_what_serving_predicts_and_the_longest_row_just_fits(folder):
 
 
 def test_a_machine_without_room_is_named_with_both_numbers(folder):
-    report = inspect_model(str(folder), Memory(1000))
-    assert report.memory.largest_context == 0
-    assert any("bytes, 1000 are available here" in problem for problem in report.problems)
+    for without_room in (machine(1000), machine(10**12, device="metal", limit_bytes=1000)):
+        report = inspect_model(str(folder), without_room)
+        assert report.memory.largest_context == 0
+        assert any("bytes, 1000 are available here" in problem for problem in report.problems)
+
+
+def test_an_accelerator_is_asked_for_its_memory_and_its_form_of_the_weights(folder):
+    report = inspect_model(str(folder), machine(10**12, device="metal", limit_bytes=10**9))
+    assert (report.memory.device, report.memory.available_bytes) == ("metal", 10**9)
+    assert report.problems == ()
 
 
 def test_a_text_half_that_cannot_be_used_is_a_problem_and_the_rest_is_told(folder):

@@ -319,7 +319,7 @@ async def test_weights_that_do_not_fit_beside_the_served_model_are_refused_befor
 ):
     async with started(changing, tmp_path) as engine:
         before = engine.model
-        monkeypatch.setattr(type(engine._residency._runtime), "fits_in_memory", lambda self, size: False)
+        monkeypatch.setattr(type(engine._residency._runtime.memory), "fits", lambda self, size: False)
         with pytest.raises(Exception, match=r"weights of tiny would take \d+ bytes beside the served model"):
             await engine.load_model("")
         assert engine.model is before

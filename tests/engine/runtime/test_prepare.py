@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.model import RuntimeInfo
 from engine.runtime import prepare
 
 ROOT = Path(prepare.__file__).parents[2]
@@ -114,47 +113,9 @@ def test_an_impossible_device_is_refused_before_mlx_is_imported(ask: Any) -> Non
     assert ask(code) == ["device", False]
 
 
-def test_the_memory_limit_bounds_what_fits(ask: Any) -> None:
-    answer = "[runtime.available_memory_bytes(), runtime.fits_in_memory(800_000), runtime.fits_in_memory(900_000)]"
-    assert ask(prepared(answer, choices="memory_limit_bytes=1_000_000")) == [1_000_000, True, False]
-
-
-class Machine:
-    """A host with 1000 free bytes."""
-
-    def available_memory_bytes(self) -> int:
-        return 1000
-
-
-@pytest.mark.parametrize(
-    ("device_bytes", "active_bytes", "limit_bytes", "available_bytes"),
-    [
-        (None, 900, None, 1000),
-        (600, 200, None, 400),
-        (600, 700, None, 0),
-        (600, 200, 300, 300),
-        (5000, 200, None, 1000),
-    ],
-)
-def test_memory_is_that_of_the_host_within_the_devices_own_and_the_operators_limit(
-    device_bytes: int | None, active_bytes: int, limit_bytes: int | None, available_bytes: int
-) -> None:
-    runtime = prepare.Runtime(
-        info=RuntimeInfo(device="metal", device_name="", mlx_version=""),
-        device="metal",
-        blas=None,
-        host=Machine(),  # type: ignore[arg-type]
-        memory_limit_bytes=limit_bytes,
-        compute_dtype_wish=None,
-        active_memory_bytes=lambda: active_bytes,
-        device_memory_bytes=device_bytes,
-    )
-    assert runtime.available_memory_bytes() == available_bytes
-
-
 def test_what_mlx_holds_is_told_and_a_cpu_has_no_memory_of_its_own(ask: Any) -> None:
     held = "import mlx.core as mx\nheld = mx.zeros((1000,))\nmx.eval(held)"
-    answer = "[runtime.active_memory_bytes() >= held.nbytes, runtime.device_memory_bytes]"
+    answer = "[runtime.memory.active_bytes() >= held.nbytes, runtime.memory.limit_bytes]"
     assert ask(prepared(answer, after=held)) == [True, None]
 
 

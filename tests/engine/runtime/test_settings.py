@@ -17,7 +17,6 @@ from engine.runtime.settings import RuntimeSettings
         ("device", "gpu", "device: must be one of cpu, metal, cuda, got 'gpu'"),
         ("compute_dtype", "float64", "compute_dtype: must be one of float32, bfloat16, float16, got 'float64'"),
         ("blas_threads", 0, "blas_threads: must be at least 1, got 0"),
-        ("memory_limit_bytes", -1, "memory_limit_bytes: must be at least 1, got -1"),
     ],
 )
 def test_impossible_choices_are_named(choice: str, value: Any, message: str) -> None:
