@@ -33,6 +33,11 @@ class DenoisingMethod:
         self.graph = binding.graph
         self._binding = binding
 
+    @property
+    def weights_bytes(self) -> int:
+        """Those of the graph, and of the table that was unpacked for feedback."""
+        return self._binding.weights_bytes
+
     def make_caches(self) -> list[Cache]:
         """None: the graph makes a row's state when it reads the first of its prompt."""
         return []
@@ -56,6 +61,11 @@ class DenoisingMethod:
             return bool(mx.isfinite(second).all().item())
         finally:
             state.close()
+
+    def close(self) -> None:
+        """Release the graph and the table."""
+        self.graph.close()
+        del self._binding
 
 
 class PendingUnits:

@@ -39,7 +39,11 @@ class BoundMethod(Protocol):
 
     @property
     def graph(self) -> ResidentGraph:
-        """The graph, which whoever drives the method closes."""
+        """The graph."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights, of adapters over them, and of what the method has made of them for all rows."""
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
@@ -49,6 +53,9 @@ class BoundMethod(Protocol):
 
     def works(self) -> bool:
         """Compute a little on a state of its own; whether the numbers are finite. Raises when the device is broken."""
+
+    def close(self) -> None:
+        """Release the graph, and what was made of its weights; nothing may be asked any more."""
 
 
 class Stepper(Protocol):

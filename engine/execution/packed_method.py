@@ -33,6 +33,11 @@ class PackedMethod:
         self.graph = binding.graph
         self._binding = binding
 
+    @property
+    def weights_bytes(self) -> int:
+        """Those of the graph: nothing else is made of its weights."""
+        return self.graph.weights_bytes
+
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
         return self._binding.make_cache()
@@ -54,6 +59,10 @@ class PackedMethod:
         finally:
             for cache in caches:
                 cache.close()
+
+    def close(self) -> None:
+        """Release the graph."""
+        self.graph.close()
 
 
 def stores_states(binding: MlxAutoregressiveBinding) -> bool:

@@ -51,7 +51,7 @@ class MethodStepper:
     @property
     def held_bytes(self) -> int:
         """Bytes of the weights, of adapters over them, and of kept prefixes."""
-        return self._method.graph.weights_bytes + self.prefixes.nbytes
+        return self._method.weights_bytes + self.prefixes.nbytes
 
     def make_caches(self) -> list[Cache]:
         """Fresh state for one row."""
@@ -92,5 +92,5 @@ class MethodStepper:
         """Release the weights and what is kept of rows."""
         self.prefixes.close()
         self.checkpoints.close()
-        self._method.graph.close()
+        self._method.close()
         mx.clear_cache()

@@ -31,7 +31,7 @@ OPERATIONS: Final = ("prefill", "extend_prefill", "decoder_logits", "dequant_emb
 class MlxDenoisingBinding:
     """Everything that the denoising loop needs of a graph, fixed at bind time.
 
-    `table` [V, H] is the embedding table as plain numbers. `weights_bytes` counts it where it is no weight itself.
+    `table` [V, H] is the embedding table as plain numbers, which takes `table_bytes` where it is no weight itself.
     `eos_token_ids` are the method's; what a model's own files name is not read.
     """
 
@@ -42,9 +42,14 @@ class MlxDenoisingBinding:
     composition: Composition
     prefill_policy: PrefillPolicy
     eos_token_ids: tuple[int, ...]
-    weights_bytes: int
     table: mx.array
+    table_bytes: int
     experts: ExpertRuntime | None
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the graph's weights, of adapters over them, and of the table."""
+        return self.graph.weights_bytes + self.table_bytes
 
 
 def bind_denoising_model(resident: ResidentGraph) -> MlxDenoisingBinding:
@@ -73,8 +78,8 @@ def bind_denoising_model(resident: ResidentGraph) -> MlxDenoisingBinding:
         composition=composition,
         prefill_policy=resolve_mlx_prefill_policy(graph, composition.prefill_chunk_tokens),
         eos_token_ids=stopping_ids(geometry.vocab_size),
-        weights_bytes=graph.weights_bytes + (0 if is_dense else table.nbytes),
         table=table,
+        table_bytes=0 if is_dense else table.nbytes,
         experts=graph.experts,
     )
 

@@ -1,5 +1,7 @@
 """What passes over canvases really hold, against what admission predicts."""
 
+import gc
+
 import mlx.core as mx
 import pytest
 
@@ -7,9 +9,17 @@ from engine.artifacts.artifact import open_artifact
 from engine.artifacts.resident_size import resident_bytes
 from engine.contracts.composition import Composition
 from engine.contracts.option_groups import DenoisingOptions
+from engine.execution.checkpoints import CheckpointKeeper
+from engine.execution.denoising_method import DenoisingMethod
+from engine.execution.engine import Engine
+from engine.execution.prefix_opening import no_prefixes, restore_nothing
+from engine.execution.stepper import MethodStepper
 from engine.generation.bindings.denoising import bind_denoising_model
 from engine.generation.denoising import dispatch_denoising_unit
 from engine.generation.memory import images_bytes, row_bytes, unit_tokens, workspace_bytes
+from engine.generation.scopes import WiredScope
+from tests.engine import tiny_denoiser
+from tests.engine.execution.driving import settings
 from tests.engine.generation.scripted_denoiser import make_row
 from tests.engine.models import tiny_diffusion, tiny_vision
 
@@ -74,6 +84,52 @@ def test_weights_are_predicted_to_the_byte_with_the_table_that_feedback_needs(tm
     assert found.weights_bytes == predicted
     table_bytes = tiny_diffusion.VOCAB * tiny_diffusion.WIDE["hidden_size"] * 4
     assert found.weights_bytes - found.graph.weights_bytes == (0 if dequantize else table_bytes)
+
+
+def held_now():
+    """What mlx holds once everything that nobody needs is gone."""
+    gc.collect()
+    mx.clear_cache()
+    return mx.get_active_memory()
+
+
+def driven(binding, tmp_path):
+    wired = WiredScope(limit_bytes=0, set_limit=mx.set_wired_limit, synchronize=mx.synchronize)
+    keepers = no_prefixes(settings("m", tmp_path)), CheckpointKeeper(restore_nothing)
+    return MethodStepper(DenoisingMethod(binding), wired, None, *keepers)
+
+
+@pytest.mark.parametrize("dequantize", [True, False], ids=["dense", "packed"])
+def test_what_a_model_holds_is_counted_with_its_unpacked_table_and_given_back(tmp_path, dequantize):
+    model = tiny_diffusion.build(**tiny_diffusion.WIDE, vocab_size=VOCAB)
+    tiny_diffusion.save(tmp_path, model, quantization=tiny_diffusion.quantize(model))
+    del model
+    predicted = resident_bytes(open_artifact(tmp_path), element_bytes=4, dequantize=dequantize, pretranspose=False)
+    before = held_now()
+    stepper = driven(bind_denoising_model(tiny_diffusion.graph(tmp_path, dequantize=dequantize)), tmp_path)
+    stepper.probe()
+    assert stepper.held_bytes == predicted
+    assert held_now() - before == pytest.approx(predicted, rel=0.05)
+    stepper.close()
+    assert held_now() - before < predicted // 20
+
+
+async def test_unloading_a_packed_model_tells_all_that_it_frees(tmp_path, monkeypatch):
+    folder = tmp_path / "tiny"
+    tiny_denoiser.write(folder, quantized=True)
+    packed, dense = (
+        resident_bytes(open_artifact(folder), element_bytes=4, dequantize=dequantize, pretranspose=False)
+        for dequantize in (False, True)
+    )
+    monkeypatch.setattr("engine.runtime.host.Host.available_memory_bytes", lambda _host: 1000)
+    engine = Engine(settings(folder, tmp_path, state_bytes=10**6))
+    await engine.start()
+    try:
+        assert packed != dense
+        assert engine.model.weights_bytes == packed
+        assert (await engine.unload_model("tiny")).freed_bytes == packed
+    finally:
+        await engine.stop()
 
 
 def test_default_options_never_ask_for_more_than_the_canvas(binding):
