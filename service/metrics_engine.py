@@ -81,6 +81,9 @@ def _memory(reading: MemoryReading | None) -> Iterable[Metric]:
     if reading is not None:
         yield _model_gauge("memory_bytes", "Memory that mlx holds.", reading.active_bytes)
         yield _model_gauge("free_memory_bytes", "Memory of the machine that is left.", reading.free_bytes)
+        if reading.active_limit_bytes is not None:
+            limit_bytes = reading.active_limit_bytes
+            yield _model_gauge("memory_limit_bytes", "Memory that mlx should hold at most on its device.", limit_bytes)
 
 
 def _counters(load: EngineLoad) -> Iterable[Metric]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+import dataclasses
 import urllib.request
-from pathlib import Path
 
 import grpc
 import pytest
@@ -33,8 +31,6 @@ from service.tokens import TokenTable
 from tests.service.fake_engine import FakeEngine, never_end
 from tests.service.harness import Serving, read_all, serve, text_request
 from tests.service.test_health import READING
-
-DASHBOARD = Path(__file__).resolve().parents[2] / "deploy/grafana/mlx-stream.json"
 
 
 def samples(metrics: Measures) -> dict[str, float]:
@@ -117,6 +113,18 @@ async def test_the_engines_numbers_are_read_at_the_scrape() -> None:
     assert found["mlx_stream_iteration_tokens_total_bucket{le=8.0}"] == 2
     assert found["mlx_stream_iteration_tokens_total_bucket{le=+Inf}"] == 3
     assert found["mlx_stream_iteration_tokens_total_sum"] == 20_016
+
+
+def test_memory_is_told_with_the_bound_of_a_device_that_has_one() -> None:
+    engine = FakeEngine()
+    metrics = Metrics(engine)
+    assert "mlx_stream_memory_bytes" not in samples(metrics)
+    engine.reading = READING
+    found = samples(metrics)
+    assert (found["mlx_stream_memory_bytes"], found["mlx_stream_free_memory_bytes"]) == (5000, 1 << 40)
+    assert "mlx_stream_memory_limit_bytes" not in found
+    engine.reading = dataclasses.replace(READING, active_limit_bytes=6000)
+    assert samples(metrics)["mlx_stream_memory_limit_bytes"] == 6000
 
 
 async def test_a_scrape_is_answered_while_no_model_is_there_and_after_the_engine_has_died() -> None:
@@ -244,21 +252,3 @@ async def test_a_late_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     found = samples(telemetry.metrics)
     assert found["mlx_stream_event_loop_lag_seconds_count"] >= 3
     assert found["mlx_stream_event_loop_tasks"] >= 2
-
-
-def test_every_metric_that_the_dashboard_asks_for_is_there() -> None:
-    text = DASHBOARD.read_text()
-    panels = json.loads(text)["panels"]
-    expressions = [target["expr"] for panel in panels for target in panel.get("targets", [])]
-    asked = {name for expression in expressions for name in re.findall(r"\bmlx_stream_\w+", expression)}
-    engine = FakeEngine()
-    engine.reading = READING
-    metrics = Metrics(engine)
-    metrics.show_readiness(lambda: None)
-    metrics.call_ended("service/method", "OK", 0.1)
-    metrics.refused("OVERLOADED")
-    metrics.resumed(hit=True)
-    metrics._ends.labels("stop").inc()
-    known = {re.split(r"[{ ]", line)[0] for line in generate_latest(metrics.registry).decode().splitlines()}
-    assert asked <= known
-    assert len(asked) >= 20
