@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -22,12 +22,12 @@ MOST_ELEMENTS = 3
 MOST_LEVELS = 5
 
 
-def messages(descriptor: Descriptor, level: int = 0) -> strategies.SearchStrategy[Message]:
+@strategies.composite
+def messages(draw: strategies.DrawFn, descriptor: Descriptor, level: int = 0) -> Message:
     """Messages of `descriptor` with any of its fields set."""
-    return strategies.builds(
-        lambda values: filled(descriptor, values),
-        strategies.fixed_dictionaries({}, optional=_fields(descriptor, level)),
-    )
+    fields = [field for field in descriptor.fields if field.message_type is None or level < MOST_LEVELS]
+    chosen = [field for field in fields if draw(strategies.booleans())]
+    return filled(descriptor, {field.name: draw(_values(field, level)) for field in chosen})
 
 
 def filled(descriptor: Descriptor, values: dict[str, object]) -> Message:
@@ -47,18 +47,7 @@ def filled(descriptor: Descriptor, values: dict[str, object]) -> Message:
     return message
 
 
-def _fields(descriptor: Descriptor, level: int) -> dict[str, strategies.SearchStrategy[object]]:
-    return {
-        field.name: strategies.deferred(_later(field, level))
-        for field in descriptor.fields
-        if field.message_type is None or level < MOST_LEVELS
-    }
-
-
-def _later(field: FieldDescriptor, level: int) -> Callable[[], strategies.SearchStrategy[object]]:
-    return lambda: _values(field, level)
-
-
+@functools.cache
 def _values(field: FieldDescriptor, level: int) -> strategies.SearchStrategy[object]:
     one = _single(field, level)
     return strategies.lists(one, max_size=MOST_ELEMENTS) if field.is_repeated else one

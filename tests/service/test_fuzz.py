@@ -4,90 +4,65 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
-from hypothesis import HealthCheck, given, settings, strategies
 
-from service.offer import GENERATION_SERVICE, MODEL_SERVICE
+from mlxstream.v1 import admin_pb2
+from service.health import HEALTH_SERVICE
+from service.offer import ADMIN_SERVICE, GENERATION_SERVICE, MODEL_SERVICE
 from service.tls import Tls, TlsFiles
 from service.unix_socket import UnixAddress
 from tests.certificates import Authority
 from tests.service.fake_engine import FakeEngine
-from tests.service.harness import Serving, details_of, read_all, serve, text_request
-from tests.service.message_fuzzer import messages, mutated
+from tests.service.fuzzed_calls import send_fuzzed
+from tests.service.harness import Serving, read_all, serve, text_request
 
 CODE = grpc.StatusCode
 REQUESTS = 10_000
 MUTANTS_OF_EACH = 24
-AT_ONCE = 64
-CALL_SECONDS = 30
-METHODS: list[MethodDescriptor] = [*GENERATION_SERVICE.methods, *MODEL_SERVICE.methods]
+# Every method that ends by itself, of every service that takes one message.
+METHODS: list[MethodDescriptor] = [
+    *GENERATION_SERVICE.methods,
+    *MODEL_SERVICE.methods,
+    *ADMIN_SERVICE.methods,
+    *(method for method in HEALTH_SERVICE.methods if not method.server_streaming),
+]
 # What a caller's own mistake may be told as. Neither UNKNOWN nor INTERNAL is among them.
 ALLOWED = {CODE.OK, CODE.INVALID_ARGUMENT, CODE.NOT_FOUND, CODE.ALREADY_EXISTS, CODE.UNIMPLEMENTED, CODE.OUT_OF_RANGE}
 
 
-async def outcome(serving: Serving, method: MethodDescriptor, request_bytes: bytes) -> grpc.StatusCode:
-    """How one raw call ends; a failure must bring its details."""
-    path = f"/{method.containing_service.full_name}/{method.name}"
-    try:
-        if method.server_streaming:
-            call = serving.channel.unary_stream(path)(request_bytes, timeout=CALL_SECONDS)
-            while await call.read() is not grpc.aio.EOF:
-                pass
-        else:
-            await serving.channel.unary_unary(path)(request_bytes, timeout=CALL_SECONDS)
-    except grpc.aio.AioRpcError as error:
-        if not details_of(error):
-            raise AssertionError(f"{error} has no details") from error
-        return error.code()
-    return CODE.OK
+@pytest.fixture
+async def drained() -> AsyncIterator[Serving]:
+    """A server of its own for `Drain`, after which nothing else would be heard."""
+    async with serve(FakeEngine()) as running:
+        yield running
 
 
-async def all_outcomes(serving: Serving, calls: list[tuple[MethodDescriptor, bytes]]) -> Counter[grpc.StatusCode]:
-    return Counter(await asyncio.gather(*(outcome(serving, *one) for one in calls)))
-
-
-async def test_ten_thousand_malformed_requests_are_told_apart_and_survived(serving: Serving) -> None:
+async def test_ten_thousand_malformed_requests_are_told_apart_and_survived(serving: Serving, drained: Serving) -> None:
     """Hypothesis makes messages, a seeded hand damages them, and the whole stack answers."""
-    loop, tasks_before = asyncio.get_running_loop(), len(asyncio.all_tasks())
-    seen: Counter[grpc.StatusCode] = Counter()
-    calls: list[tuple[MethodDescriptor, bytes]] = []
-
-    def send() -> None:
-        future = asyncio.run_coroutine_threadsafe(all_outcomes(serving, calls), loop)
-        seen.update(future.result(10 * CALL_SECONDS))
-        calls.clear()
-
-    @settings(
-        max_examples=REQUESTS // (MUTANTS_OF_EACH + 1) + 1,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        suppress_health_check=list(HealthCheck),
+    tasks_before = len(asyncio.all_tasks())
+    seen = await send_fuzzed(
+        METHODS,
+        lambda method: (drained if method.name == "Drain" else serving).channel,
+        requests=REQUESTS,
+        mutants_of_each=MUTANTS_OF_EACH,
     )
-    @given(data=strategies.data(), method=strategies.sampled_from(METHODS), seed=strategies.integers(0, 2**32))
-    def fuzz(data: Any, method: MethodDescriptor, seed: int) -> None:
-        encoded = data.draw(messages(method.input_type)).SerializeToString()
-        rng = random.Random(seed)
-        calls.append((method, encoded))
-        calls.extend((method, mutated(encoded, rng)) for _ in range(MUTANTS_OF_EACH))
-        if len(calls) >= AT_ONCE:
-            send()
-
-    await asyncio.to_thread(fuzz)
-    seen.update(await all_outcomes(serving, calls))
     assert seen.total() >= REQUESTS
-    assert set(seen) <= ALLOWED, seen
-    assert seen[CODE.OK] > 100
-    assert seen[CODE.INVALID_ARGUMENT] > 1000
+    assert {name for name, _ in seen} == {method.name for method in METHODS}
+    assert {code for _, code in seen} <= ALLOWED, seen
+    by_code = {code: sum(count for (_, one), count in seen.items() if one is code) for code in ALLOWED}
+    assert by_code[CODE.OK] > 100
+    assert by_code[CODE.INVALID_ARGUMENT] > 1000
     await serving.live.wait_idle()
     assert len(asyncio.all_tasks()) == tasks_before
     assert (await read_all(serving.generation.Generate(text_request())))[1] is None
+    assert seen["Drain", CODE.OK] > 0
+    assert drained.live.is_draining
+    assert (await drained.admin.GetLoad(admin_pb2.GetLoadRequest())).draining
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
