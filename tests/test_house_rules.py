@@ -91,6 +91,24 @@ def test_nothing_is_probed_with_hasattr(folder: str) -> None:
     assert probes == []
 
 
+def test_errors_for_callers_stand_where_the_table_of_statuses_looks_for_them() -> None:
+    """A class elsewhere would only be seen by who imports its module; see `tests/service/test_errors.py`."""
+    homes = {"engine/contracts/errors.py", "service/refusals.py"}
+    classes = [
+        (named(path), node.name, {getattr(one, "attr", getattr(one, "id", "")) for one in node.bases})
+        for path in python_files()
+        if path.relative_to(ROOT).parts[0] in ("engine", "service")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    tree, before = {"EngineError"}, 0
+    while len(tree) > before:
+        before = len(tree)
+        tree |= {name for _, name, bases in classes if bases & tree}
+    assert len(tree) > 15
+    assert {where for where, name, _ in classes if name in tree} == homes
+
+
 def test_the_repository_holds_no_path_of_one_machine() -> None:
     found = [
         f"{named(path)}:{number}: {line.strip()}"

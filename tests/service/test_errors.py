@@ -80,11 +80,17 @@ def expected_reason(error: contract.EngineError) -> str:
     return "INTERNAL" if type(error) in CONCEALED else error.reason
 
 
-def test_every_class_of_the_tree_has_its_own_rule_and_an_example() -> None:
+def test_every_class_of_the_tree_has_its_own_rule_and_an_example_and_nothing_else_has() -> None:
+    """The examples are the rows of `test_error_table`; where classes may stand is a rule of the house."""
     classes = set(tree(contract.EngineError))
     assert len(classes) > 15
-    assert classes - set(RULES) == set()
-    assert classes - {type(error) for error, _ in EXAMPLES} == set()
+    assert set(RULES) == classes
+    assert {type(error) for error, _ in EXAMPLES} == classes
+
+
+def test_every_reason_to_abort_has_an_example() -> None:
+    found = [error.abort_reason for error, _ in EXAMPLES if isinstance(error, contract.GenerationAborted)]
+    assert set(found) == set(AbortReason)
 
 
 def test_every_reason_is_in_the_schema_and_the_schema_has_no_other() -> None:
