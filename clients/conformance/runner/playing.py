@@ -67,7 +67,10 @@ class Play:
 
     async def _tear_down(self) -> None:
         if self._own_program is not None and not self._own_program.has_ended:
-            await self._own_program.end()
+            try:
+                await self._own_program.end()
+            except ProgramError as error:
+                self.failures.append(str(error))
         if self._proxy is not None:
             await self._proxy.stop()
         if self._case.get("own_server"):

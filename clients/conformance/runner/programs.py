@@ -94,6 +94,8 @@ class Program:
             raise ProgramError("does not end when its input does") from None
         finally:
             await self._reader
+        if self._process.returncode:
+            raise ProgramError(f"ended with status {self._process.returncode}")
 
     async def _wait(self, future: asyncio.Future[dict[str, Any]], seconds: float, what: str) -> dict[str, Any]:
         try:

@@ -143,6 +143,9 @@ func (p *program) play(client *mlxstream.Client, r request) (answer, error) {
 		drained, err := client.Admin().Drain(ctx, &v1.DrainRequest{})
 		return answer{"outcome": "ok", "finished": drained.GetFinishedGenerations(),
 			"aborted": drained.GetAbortedGenerations()}, err
+	case "close":
+		p.forget(r.Server)
+		return answer{"outcome": "ok"}, client.Close()
 	}
 	return nil, fmt.Errorf("cannot %q", r.Do)
 }
@@ -180,6 +183,13 @@ func (p *program) client(described json.RawMessage) (*mlxstream.Client, error) {
 		p.clients[string(described)] = client
 	}
 	return client, err
+}
+
+// forget lets the next request of a server connect anew.
+func (p *program) forget(described json.RawMessage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.clients, string(described))
 }
 
 func (p *program) watch(ctx context.Context, client *mlxstream.Client, r request) (answer, error) {

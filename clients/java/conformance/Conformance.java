@@ -59,7 +59,6 @@ final class Conformance {
 
   public static void main(String[] arguments) throws Exception {
     new Conformance().run();
-    System.exit(0);
   }
 
   private void run() throws IOException, InterruptedException, ExecutionException {
@@ -76,6 +75,8 @@ final class Conformance {
       one.get();
     }
     clients.values().forEach(MlxStreamClient::close);
+    threads.shutdown();
+    clock.shutdownNow();
   }
 
   private void respond(JsonObject request) {
@@ -121,6 +122,12 @@ final class Conformance {
         var drained = client(request).admin(stub -> stub.drain(DrainRequest.getDefaultInstance()));
         yield Map.of(
             "outcome", "ok", "finished", drained.getFinishedGenerations(), "aborted", drained.getAbortedGenerations());
+      }
+      case "close" -> {
+        MlxStreamClient client = client(request);
+        clients.remove(request.get("server").toString());
+        client.close();
+        yield Map.of("outcome", "ok");
       }
       default -> throw new IllegalArgumentException("unknown request " + request.get("do"));
     };
@@ -281,14 +288,14 @@ final class Conformance {
   private Map<String, Object> playGenerate(JsonObject request) {
     Account account = new Account();
     var generation = client(request).generate(request(request));
-    account.take(generation.text(), generation.tokens());
-    GenerateStats stats = generation.stats();
+    account.take(generation.getText(), generation.getTokensList());
+    GenerateStats stats = generation.getFinished().getStats();
     Map<String, Object> answer = new LinkedHashMap<>();
     answer.put("outcome", "finished");
-    answer.put("finish_reason", shortName(generation.finishReason().name()));
-    answer.put("matched_stop", generation.matchedStop());
+    answer.put("finish_reason", shortName(generation.getFinished().getFinishReason().name()));
+    answer.put("matched_stop", generation.getFinished().getMatchedStop());
     answer.put("usage", report(new Usage(stats.getPromptTokens(), stats.getCachedTokens(), stats.getGeneratedTokens())));
-    answer.put("started", report(generation.started()));
+    answer.put("started", report(generation.getStarted()));
     answer.putAll(account.report(request));
     return answer;
   }

@@ -14,7 +14,7 @@ final class Chat {
         turns.add(Prompt.user(question));
         var request = Prompt.chat(turns);
         request.getOptionsBuilder().setMaxTokens(60);
-        String answer = client.generate(request).text();
+        String answer = client.generate(request).getText();
         turns.add(Prompt.message("assistant", answer));
         System.out.println("> " + question + "\n" + answer);
       }

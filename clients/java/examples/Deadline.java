@@ -18,7 +18,8 @@ final class Deadline {
 
       question.getDeliveryBuilder().setDeadlinePolicy(DeadlinePolicy.DEADLINE_POLICY_PARTIAL_RESULT);
       var result = hasty.generate(question);
-      System.out.println(result.finishReason() + ": " + result.text().length() + " characters in two seconds");
+      var reason = result.getFinished().getFinishReason();
+      System.out.println(reason + ": " + result.getText().length() + " characters in two seconds");
     }
   }
 }

@@ -39,6 +39,7 @@ class Program:
             "model": model,
             "load": load,
             "drain": drain,
+            "close": self._close,
         }
 
     async def run(self, lines: AsyncIterator[bytes]) -> None:
@@ -57,6 +58,11 @@ class Program:
         except mlxstream.MlxStreamError as error:
             answer = {"outcome": "failed", "error": told(error)}
         say({"id": request["id"], **answer})
+
+    async def _close(self, client: mlxstream.AsyncClient, request: Request) -> Answer:
+        del self._clients[json.dumps(request["server"], sort_keys=True)]
+        await client.close()
+        return {"outcome": "ok"}
 
     def _client(self, server: Request) -> mlxstream.AsyncClient:
         key = json.dumps(server, sort_keys=True)

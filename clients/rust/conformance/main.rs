@@ -85,6 +85,11 @@ async fn play(clients: &Clients, request: &Value) -> Result<Value, Error> {
                 "outcome": "ok", "finished": drained.finished_generations, "aborted": drained.aborted_generations,
             }))
         }
+        "close" => {
+            clients.lock().expect("no thread has failed").remove(&request["server"].to_string());
+            client.close().await;
+            Ok(json!({"outcome": "ok"}))
+        }
         other => panic!("unknown request {other}"),
     }
 }

@@ -5,7 +5,9 @@ source=clients/typescript
 output=build/typescript
 mkdir -p "$output"
 cp -R "$source/package.json" "$source/tsconfig.json" "$source/buf.gen.yaml" "$source/proto" "$source/conformance" "$source/examples" "$output"
-mkdir -p "$output/src" && cp "$source"/src/*.ts "$output/src"
+rm -rf "$output/src" && mkdir -p "$output/src" && cp "$source"/src/*.ts "$output/src"
+awk -v language=ts -v path="$output/examples/readme_" -v suffix=.ts \
+  -f clients/conformance/readme_blocks.awk "$source/README.md"
 if ! cmp -s "$source/package-lock.json" "$output/installed-lock.json"; then
   cp "$source/package-lock.json" "$output/package-lock.json"
   # On a slow network npm may give up without a word (npm/cli 9728), so what counts is what lies there.

@@ -307,6 +307,12 @@ async function play(request: Json): Promise<Report> {
       const { finishedGenerations, abortedGenerations } = await clientOf(request.server).call(AdminService.method.drain, {});
       return { outcome: "ok", finished: finishedGenerations, aborted: abortedGenerations };
     }
+    case "close": {
+      const client = clientOf(request.server);
+      clients.delete(JSON.stringify(request.server));
+      await client.close();
+      return { outcome: "ok" };
+    }
     default:
       throw new Error(`unknown request ${request.do}`);
   }
@@ -334,4 +340,3 @@ for await (const line of createInterface({ input: process.stdin })) {
 }
 await Promise.all(running);
 await Promise.all([...clients.values()].map((client) => client.close()));
-process.exit(0);

@@ -1,176 +1,158 @@
-/** How servers are reached: channels with their settings, calls by the schema's methods, and the choice among servers. */
+/** Calls of a client: each with its bounds, again where no server has accepted it, and all of them ended with the client. */
 
-import { create, type DescMessage, type DescMethod, fromBinary, type MessageShape, toBinary } from "@bufbuild/protobuf";
+import { create, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
+import { setMaxListeners } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
-import * as grpc from "@grpc/grpc-js";
-import { Health, HealthCheckRequestSchema, HealthCheckResponse_ServingStatus as Serving } from "./generated/grpc/health/v1/health_pb.js";
+import { clientClosed, errorOf, MlxStreamError, streamCut } from "./errors.js";
+import { AbortRequestSchema, GenerationService } from "./generated/mlxstream/v1/generation_pb.js";
+import { ModelService } from "./generated/mlxstream/v1/model_pb.js";
+import { abortFields, type CallSettings, type GenerationName } from "./requests.js";
+import type { Method, Server, Servers } from "./servers.js";
 
-/** The service whose health tells that generations are taken. */
-export const READINESS_SERVICE = "mlxstream.v1.GenerationService";
-const MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024;
-const RECONNECT_PAUSE_MS = 500;
-const LONGEST_TIMER_MS = 2 ** 31 - 1;
-const HOST_AND_PORT = /^(\[[0-9A-Fa-f:.]+\]|[^\s/:[\]]+):(\d{1,5})$/;
-const LOOPBACK = /^(127\.|localhost:|\[::1\]:|unix:)/;
+// How long telling the server of a durable stream that was left may take.
+const FAREWELL_SECONDS = 2;
+const MOST_ATTEMPTS = 4;
+const FIRST_PAUSE_SECONDS = 0.1;
+const LONGEST_PAUSE_SECONDS = 2;
+// What may be tried again; an operator's calls change things.
+const RETRIED_SERVICES: ReadonlySet<string> = new Set([GenerationService.typeName, ModelService.typeName]);
 
-/** TLS: all is optional; without `ca` the system's authorities are trusted. Contents of PEM files, not their paths. */
-export interface Tls {
-  /** The authorities that may have signed the server's certificate. */
-  readonly ca?: Buffer;
-  /** This client's own certificate, where the server asks for one (mTLS). */
-  readonly certificate?: Buffer;
-  /** The key of `certificate`. */
-  readonly key?: Buffer;
-  /** The name that the server's certificate must have, in place of the target's host. */
-  readonly serverName?: string;
+/** @internal What bounds a call under way. */
+export interface Bounds {
+  readonly timeoutSeconds: number;
+  readonly deadline: number;
+  /** Aborts, with the reason, when the call is to end early. */
+  readonly signal: AbortSignal;
+  /** Tell that the call is over. */
+  end(): void;
 }
 
-/** @internal A call of the schema, by the types of its messages. */
-export type Method<Input extends DescMessage, Output extends DescMessage> = DescMethod & { input: Input; output: Output };
-
-/** @internal A call under way: its messages. Whoever leaves it early must `cancel` it. */
-export interface Call<Output extends DescMessage> extends AsyncIterable<MessageShape<Output>> {
-  /** Whether the server has begun to answer: then the call must not be made again. */
-  readonly isAccepted: boolean;
-  cancel(): void;
+/** @internal What a call may have beside its request and its bounds. */
+export interface CallParts {
+  readonly metadata?: Readonly<Record<string, string>> | undefined;
+  /** Choose whom to ask. Default: whose turn it is. */
+  next?(): Promise<Server>;
+  /** How much has come before, for what errors tell; undefined before the first event. */
+  generatedTokens?(): number | undefined;
 }
 
-/** @internal One server. */
-export class Server {
-  readonly #client: grpc.Client;
-  readonly #metadata: grpc.Metadata;
-  /** Whether it takes generations, as its health tells; undefined before it has told. */
-  isServing: boolean | undefined;
+/** @internal What a client's calls have in common. */
+export class Connection {
+  readonly #servers: Servers;
+  readonly #timeoutSeconds: number;
+  readonly #running = new Set<AbortController>();
+  readonly #farewells = new Map<string, Promise<unknown>>();
+  #isClosed = false;
 
-  constructor(readonly target: string, tls: Tls | undefined, metadata: Readonly<Record<string, string>>) {
-    const [, , port] = HOST_AND_PORT.exec(target) ?? [];
-    if (!target.startsWith("unix:") && !(Number(port) > 0 && Number(port) < 65536)) {
-      throw new RangeError(`the target must be HOST:PORT or unix:PATH, not "${target}"`);
-    }
-    const credentials = tls
-      ? grpc.credentials.createSsl(tls.ca ?? null, tls.key ?? null, tls.certificate ?? null)
-      : grpc.credentials.createInsecure();
-    this.#client = new grpc.Client(target, credentials, channelOptions(target, tls));
-    this.#metadata = new grpc.Metadata();
-    for (const [name, value] of Object.entries(metadata)) this.#metadata.set(name, value);
+  constructor(servers: Servers, timeoutSeconds: number) {
+    this.#servers = servers;
+    this.#timeoutSeconds = checkedTimeout(timeoutSeconds);
   }
 
-  /** Begin a call, whether it answers with one message or with many. `signal` cancels it. */
-  call<Input extends DescMessage, Output extends DescMessage>(
+  /** Begin to bound a call: its deadline runs, and `running` aborts with the caller's signal and with the client's end. */
+  begin({ timeoutSeconds = this.#timeoutSeconds, signal }: CallSettings, running = new AbortController()): Bounds {
+    const deadline = Date.now() + checkedTimeout(timeoutSeconds) * 1000;
+    const leave = () => running.abort(signal?.reason);
+    const end = () => {
+      this.#running.delete(running);
+      signal?.removeEventListener("abort", leave);
+    };
+    this.#running.add(running);
+    if (this.#isClosed) running.abort(clientClosed());
+    if (signal?.aborted) leave();
+    if (signal) setMaxListeners(0, signal); // many calls may share it
+    signal?.addEventListener("abort", leave);
+    return { timeoutSeconds, deadline, signal: running.signal, end };
+  }
+
+  /** Make a call, again where no server has accepted it, and give what it answers. Leaving the loop ends it. */
+  async *messages<Input extends DescMessage, Output extends DescMessage>(
     method: Method<Input, Output>,
     request: MessageShape<Input>,
-    deadline: number,
-    signal: AbortSignal,
-    metadata: Readonly<Record<string, string>> = {},
-  ): Call<Output> {
-    signal.throwIfAborted();
-    const call = this.#client.makeServerStreamRequest(...coding(method), request, this.#with(metadata), { deadline });
-    const accepting = Object.assign(call, { isAccepted: false });
-    const cancel = () => call.cancel();
-    signal.addEventListener("abort", cancel);
-    call.on("metadata", () => (accepting.isAccepted = true));
-    call.on("error", () => {}); // the reader hears of it; an abandoned call has none, and Node would end the process
-    call.on("status", () => signal.removeEventListener("abort", cancel));
-    return accepting;
-  }
-
-  /** Follow its health until the signal aborts, and call `changed` whenever `isServing` was set. */
-  async follow(changed: () => void, signal: AbortSignal): Promise<void> {
-    const request = create(HealthCheckRequestSchema, { service: READINESS_SERVICE });
-    while (!signal.aborted) {
+    { timeoutSeconds, deadline, signal }: Omit<Bounds, "end">,
+    { metadata, next = () => this.next(deadline), generatedTokens }: CallParts = {},
+  ): AsyncGenerator<MessageShape<Output>, void, undefined> {
+    for (let failures = 0; ; failures += 1) {
+      signal.throwIfAborted();
+      const server = await next();
+      const call = server.call(method, request, { deadline, signal }, metadata);
       try {
-        for await (const { status } of this.call(Health.method.watch, request, Infinity, AbortSignal.any([signal]))) {
-          this.#serves(status === Serving.SERVING, changed);
+        for await (const message of call) {
+          signal.throwIfAborted();
+          yield message;
         }
-        this.#serves(false, changed);
-      } catch (error) {
-        this.#serves((error as grpc.ServiceError).code === grpc.status.UNIMPLEMENTED, changed);
+        return;
+      } catch (thrown) {
+        signal.throwIfAborted();
+        const error = errorOf(thrown, { target: server.target, timeoutSeconds, generatedTokens: generatedTokens?.() });
+        const mayRepeat = !call.isAccepted && RETRIED_SERVICES.has(method.parent.typeName);
+        const pause = mayRepeat ? retryPause(error, failures) : undefined;
+        if (pause === undefined || !(await hasPaused(pause, deadline, signal))) throw error;
+      } finally {
+        call.cancel();
       }
-      await sleep(RECONNECT_PAUSE_MS, undefined, { signal, ref: false }).catch(() => {});
     }
   }
 
-  close(): void {
-    this.#client.close();
+  /** Whose turn it is. */
+  next(deadline: number): Promise<Server> {
+    return this.#servers.next(deadline);
   }
 
-  #serves(isServing: boolean, changed: () => void): void {
-    this.isServing = isServing;
-    changed();
+  /** Tell a server, without waiting for it, that a durable generation was left: it would wait for somebody to come back. */
+  sayFarewell(server: Server, name: GenerationName): void {
+    const { abort } = GenerationService.method;
+    const deadline = Date.now() + FAREWELL_SECONDS * 1000;
+    const bounds = { timeoutSeconds: FAREWELL_SECONDS, deadline, signal: new AbortController().signal };
+    const key = "requestId" in name ? name.requestId : name.generationId;
+    const request = create(AbortRequestSchema, abortFields(name));
+    const farewell = only(this.messages(abort, request, bounds, { next: async () => server }))
+      .catch(() => {}) // then the server ends it by itself, later
+      .finally(() => this.#farewells.delete(key));
+    this.#farewells.set(key, farewell);
   }
 
-  #with(metadata: Readonly<Record<string, string>>): grpc.Metadata {
-    const all = this.#metadata.clone();
-    for (const [name, value] of Object.entries(metadata)) all.set(name, value);
-    return all;
-  }
-}
-
-/** @internal One server, or several that take turns while their health says that they serve. */
-export class Servers {
-  readonly #servers: readonly Server[];
-  readonly #closing = new AbortController();
-  #waiting: (() => void)[] = [];
-  #turn = 0;
-
-  constructor(readonly targets: readonly string[], tls: Tls | undefined, metadata: Readonly<Record<string, string>>) {
-    if (targets.length === 0) throw new RangeError("there must be at least one target");
-    this.#servers = targets.map((target) => new Server(target, tls, metadata));
+  /** Wait for the farewell to a generation, if one is being said: it would end whoever resumes it. */
+  async farewellTo(generationId: string): Promise<void> {
+    await this.#farewells.get(generationId);
   }
 
-  /** Whose turn it is. With several, waits until one is known to serve, or until none is; then any may refuse. */
-  async next(deadline: number): Promise<Server> {
-    const one = this.#servers[0];
-    if (one && this.#servers.length === 1) return one;
-    if (this.#turn === 0) this.#followAll();
-    this.#turn += 1;
-    while (Date.now() < deadline && !this.#servers.some(({ isServing }) => isServing)) {
-      if (this.#closing.signal.aborted || this.#servers.every(({ isServing }) => isServing === false)) break;
-      const news = new Promise<void>((resolve) => this.#waiting.push(resolve));
-      await Promise.race([news, sleep(Math.min(deadline - Date.now(), LONGEST_TIMER_MS), undefined, { ref: false })]);
-    }
-    const serving = this.#servers.filter(({ isServing }) => isServing);
-    const candidates = serving.length > 0 ? serving : this.#servers;
-    return candidates[this.#turn % candidates.length] as Server;
-  }
-
-  close(): void {
-    this.#closing.abort();
-    this.#wake();
-    for (const server of this.#servers) server.close();
-  }
-
-  #followAll(): void {
-    for (const server of this.#servers) void server.follow(() => this.#wake(), this.#closing.signal);
-  }
-
-  #wake(): void {
-    for (const wake of this.#waiting.splice(0)) wake();
+  /** End everything that still runs, and close once the servers know. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    for (const running of this.#running) running.abort(clientClosed());
+    await Promise.all(this.#farewells.values());
+    this.#servers.close();
   }
 }
 
-function channelOptions(target: string, tls: Tls | undefined): grpc.ChannelOptions {
-  return {
-    "grpc.max_receive_message_length": MESSAGE_LIMIT_BYTES,
-    "grpc.max_send_message_length": MESSAGE_LIMIT_BYTES,
-    // Pings every 30 s are what the server expects; 20 s for the answer survive a busy machine.
-    "grpc.keepalive_time_ms": 30_000,
-    "grpc.keepalive_timeout_ms": 20_000,
-    "grpc.initial_reconnect_backoff_ms": 200,
-    "grpc.max_reconnect_backoff_ms": 5_000,
-    "grpc.enable_retries": 0, // the client has its own, which moves on to another server
-    "grpc.use_local_subchannel_pool": 1,
-    ...(LOOPBACK.test(target) && { "grpc.enable_http_proxy": 0 }),
-    ...(tls?.serverName && { "grpc.ssl_target_name_override": tls.serverName }),
-  };
+/** @internal The one message of a call that answers with one. */
+export async function only<Message>(messages: AsyncIterable<Message>): Promise<Message> {
+  let answer: Message | undefined;
+  for await (const message of messages) answer = message;
+  if (answer === undefined) throw streamCut();
+  return answer;
 }
 
-function coding<Input extends DescMessage, Output extends DescMessage>(
-  method: Method<Input, Output>,
-): [string, (value: MessageShape<Input>) => Buffer, (bytes: Buffer) => MessageShape<Output>] {
-  return [
-    `/${method.parent.typeName}/${method.name}`,
-    (value) => Buffer.from(toBinary(method.input, value)),
-    (bytes) => fromBinary(method.output, bytes),
-  ];
+/** @internal How long to wait after so many failures in a row. */
+export function backoff(failures: number): number {
+  return Math.min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** failures) * (0.8 + 0.4 * Math.random());
+}
+
+/** @internal Wait so many seconds, or until the signal aborts; false, and at once, where the deadline comes first. */
+export async function hasPaused(seconds: number, deadline: number, signal: AbortSignal): Promise<boolean> {
+  if (Date.now() + seconds * 1000 >= deadline) return false;
+  await sleep(seconds * 1000, undefined, { signal }).catch(() => {});
+  return true;
+}
+
+/** Seconds to wait before a call that was not accepted is made again; undefined: not at all. */
+function retryPause(error: unknown, failures: number): number | undefined {
+  if (!(error instanceof MlxStreamError) || !error.isRetryable || failures + 1 >= MOST_ATTEMPTS) return undefined;
+  return error.pushbackSeconds ?? backoff(failures);
+}
+
+function checkedTimeout(timeoutSeconds: number): number {
+  if (timeoutSeconds > 0) return timeoutSeconds;
+  throw new RangeError(`timeoutSeconds must be above 0 (Infinity: no deadline), not ${timeoutSeconds}`);
 }

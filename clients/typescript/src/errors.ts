@@ -1,29 +1,11 @@
 /** Errors of the client: one class, told apart by `kind`, with what the server said in its rich status. */
 
-import { fromBinary } from "@bufbuild/protobuf";
-import { anyUnpack } from "@bufbuild/protobuf/wkt";
+import { type DescMessage, fromBinary } from "@bufbuild/protobuf";
+import { anyUnpack, durationMs } from "@bufbuild/protobuf/wkt";
 import { type Metadata, status } from "@grpc/grpc-js";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema, StatusSchema } from "./generated/google/rpc/details_pb.js";
 
-/** What a caller would do about an error. */
-export type ErrorKind =
-  | "prompt_too_long" // the prompt leaves no room in the context
-  | "invalid_request" // a field is wrong; `violations` names each
-  | "out_of_range" // the point to resume from is no longer held
-  | "not_found" // no model, adapter or generation of this name
-  | "already_exists" // the request id is in use by a live generation
-  | "failed_precondition" // an adapter, a checkpoint or a model file does not fit
-  | "overloaded" // a bounded resource is full; see `retryAfterSeconds`
-  | "unavailable" // not reachable, loading, draining: try again later
-  | "unsupported" // a known option or RPC that this server or model cannot honour
-  | "authentication" // no credentials, wrong ones, or not enough rights
-  | "deadline_exceeded" // the call's deadline passed; what had arrived stays in the stream
-  | "cancelled" // the generation was ended by somebody else
-  | "data_loss" // stored data is damaged
-  | "stream_cut" // the stream ended without its last event
-  | "server"; // the server's fault; `metadata` holds a correlation id
-
-const KIND_BY_CODE: Readonly<Record<number, ErrorKind>> = {
+const KIND_BY_CODE = {
   [status.INVALID_ARGUMENT]: "invalid_request",
   [status.OUT_OF_RANGE]: "out_of_range",
   [status.NOT_FOUND]: "not_found",
@@ -37,7 +19,28 @@ const KIND_BY_CODE: Readonly<Record<number, ErrorKind>> = {
   [status.DEADLINE_EXCEEDED]: "deadline_exceeded",
   [status.CANCELLED]: "cancelled",
   [status.DATA_LOSS]: "data_loss",
-};
+} as const;
+
+/**
+ * What a caller would do about an error:
+ *
+ * - `prompt_too_long`: the prompt leaves no room in the context
+ * - `invalid_request`: a field is wrong; `violations` names each
+ * - `out_of_range`: the point to resume from is no longer held
+ * - `not_found`: no model, adapter or generation of this name
+ * - `already_exists`: the request id is in use by a live generation
+ * - `failed_precondition`: an adapter, a checkpoint or a model file does not fit
+ * - `overloaded`: a bounded resource is full; see `retryAfterSeconds`
+ * - `unavailable`: not reachable, loading, draining: try again later
+ * - `unsupported`: a known option or RPC that this server or model cannot honour
+ * - `authentication`: no credentials, wrong ones, or not enough rights
+ * - `deadline_exceeded`: the call's deadline passed; what had arrived stays in the stream
+ * - `cancelled`: the generation was ended by somebody else
+ * - `data_loss`: stored data is damaged
+ * - `stream_cut`: the stream ended without its last event
+ * - `server`: the server's fault; `metadata` holds a correlation id
+ */
+export type ErrorKind = (typeof KIND_BY_CODE)[keyof typeof KIND_BY_CODE] | "prompt_too_long" | "stream_cut" | "server";
 
 /** A failed call. */
 export class MlxStreamError extends Error {
@@ -46,24 +49,20 @@ export class MlxStreamError extends Error {
   readonly code: string;
   /** Name of the schema's `ErrorReason`, or where no server spoke one of the client's own: DEADLINE, UNREACHABLE,
    * UNRESOLVABLE_TARGET, CONNECTION_LOST, NOT_READY, CLIENT_CLOSED, STREAM_CUT. */
-  readonly reason: string;
+  readonly reason!: string;
   /** The values that the message speaks of, by name. */
-  readonly metadata: Readonly<Record<string, string>>;
+  readonly metadata!: Readonly<Record<string, string>>;
   /** The bad fields of the request: their paths in the schema, and what is wrong with them. */
-  readonly violations: ReadonlyArray<{ field: string; description: string }>;
+  readonly violations!: ReadonlyArray<{ field: string; description: string }>;
   /** How long the server asks to wait before another try; undefined when it does not say. */
-  readonly retryAfterSeconds: number | undefined;
+  readonly retryAfterSeconds!: number | undefined;
   /** @internal What `grpc-retry-pushback-ms` says; negative: never again. */
-  readonly pushbackSeconds: number | undefined;
+  readonly pushbackSeconds!: number | undefined;
 
-  constructor(readonly kind: ErrorKind, code: status, message: string, details: Partial<Details> = {}) {
+  constructor(readonly kind: ErrorKind, code: status, message: string, details: Partial<Details>) {
     super(message);
     this.code = status[code];
-    this.reason = details.reason ?? "";
-    this.metadata = details.metadata ?? {};
-    this.violations = details.violations ?? [];
-    this.retryAfterSeconds = details.retryAfterSeconds;
-    this.pushbackSeconds = details.pushbackSeconds;
+    Object.assign(this, NO_DETAILS, details);
   }
 
   /** @internal Whether a call that the server has not accepted may be tried again. */
@@ -80,6 +79,8 @@ export class MlxStreamError extends Error {
 }
 
 type Details = Pick<MlxStreamError, "reason" | "metadata" | "violations" | "retryAfterSeconds" | "pushbackSeconds">;
+
+const NO_DETAILS: Details = { reason: "", metadata: {}, violations: [], retryAfterSeconds: undefined, pushbackSeconds: undefined };
 
 /** @internal What the client knows of a call. `generatedTokens` is undefined before the first event. */
 export interface CallFacts {
@@ -104,7 +105,8 @@ export function errorOf(error: unknown, facts: CallFacts): unknown {
     const [reason, message] = withoutAnswer(text, facts);
     return new MlxStreamError("unavailable", status.UNAVAILABLE, message, { ...details, reason, metadata: known });
   }
-  const kind = details.reason === "PROMPT_TOO_LONG" ? "prompt_too_long" : (KIND_BY_CODE[code] ?? "server");
+  const kinds: Readonly<Partial<Record<status, ErrorKind>>> = KIND_BY_CODE;
+  const kind = details.reason === "PROMPT_TOO_LONG" ? "prompt_too_long" : (kinds[code] ?? "server");
   return new MlxStreamError(kind, code, text || status[code], details);
 }
 
@@ -130,26 +132,26 @@ function withoutAnswer(text: string, { target, generatedTokens }: CallFacts): [r
 
 function detailsOf(trailers: Metadata): Details {
   const pushback = Number.parseInt(String(trailers.get("grpc-retry-pushback-ms")[0]), 10);
-  const details: { -readonly [Name in keyof Details]: Details[Name] } = {
-    reason: "",
-    metadata: {},
-    violations: [],
-    retryAfterSeconds: undefined,
+  const packed = trailers.get("grpc-status-details-bin")[0];
+  return {
+    ...(packed instanceof Uint8Array ? unpacked(packed) : NO_DETAILS),
     pushbackSeconds: Number.isNaN(pushback) ? undefined : pushback / 1000,
   };
-  const packed = trailers.get("grpc-status-details-bin")[0];
-  if (!(packed instanceof Uint8Array)) return details;
+}
+
+function unpacked(packed: Uint8Array): Details {
   try {
-    for (const detail of fromBinary(StatusSchema, packed).details) {
-      const info = anyUnpack(detail, ErrorInfoSchema);
-      const delay = anyUnpack(detail, RetryInfoSchema)?.retryDelay;
-      if (info) Object.assign(details, { reason: info.reason, metadata: info.metadata });
-      if (delay) details.retryAfterSeconds = Number(delay.seconds) + delay.nanos / 1e9;
-      const violations = anyUnpack(detail, BadRequestSchema)?.fieldViolations;
-      if (violations) details.violations = violations.map(({ field, description }) => ({ field, description }));
-    }
+    const { details } = fromBinary(StatusSchema, packed);
+    const one = <Kind extends DescMessage>(kind: Kind) => details.map((detail) => anyUnpack(detail, kind)).find(Boolean);
+    const delay = one(RetryInfoSchema)?.retryDelay;
+    return {
+      reason: one(ErrorInfoSchema)?.reason ?? "",
+      metadata: one(ErrorInfoSchema)?.metadata ?? {},
+      violations: one(BadRequestSchema)?.fieldViolations ?? [],
+      retryAfterSeconds: delay && durationMs(delay) / 1000,
+      pushbackSeconds: undefined,
+    };
   } catch {
-    return details; // a proxy's own bytes are no reason to hide the status
+    return NO_DETAILS; // a proxy's own bytes are no reason to hide the status
   }
-  return details;
 }

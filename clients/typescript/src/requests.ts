@@ -3,7 +3,7 @@
 import { randomUUID } from "node:crypto";
 import { create, type JsonObject, type MessageInitShape } from "@bufbuild/protobuf";
 import { DeliveryOptionsSchema } from "./generated/mlxstream/v1/delivery_pb.js";
-import type { GenerateRequestSchema } from "./generated/mlxstream/v1/generation_pb.js";
+import type { AbortRequestSchema, GenerateRequestSchema } from "./generated/mlxstream/v1/generation_pb.js";
 import { GenerateOptionsSchema } from "./generated/mlxstream/v1/options_pb.js";
 
 /** One turn of a conversation. Images are the bytes of a PNG, JPEG or WebP file. */
@@ -23,6 +23,9 @@ export interface Chat {
 
 /** Raw text, token ids, a conversation, or a conversation with its settings. */
 export type Prompt = string | readonly number[] | readonly ChatMessage[] | Chat;
+
+/** A way to name a generation. */
+export type GenerationName = { readonly requestId: string } | { readonly generationId: string };
 
 /** Settings of any call. */
 export interface CallSettings {
@@ -63,6 +66,13 @@ export function requestFields(prompt: Prompt, settings: GenerateSettings): Reque
   };
 }
 
+/** @internal The fields of an AbortRequest. */
+export function abortFields(name: GenerationName): MessageInitShape<typeof AbortRequestSchema> {
+  return "requestId" in name
+    ? { target: { case: "requestId", value: name.requestId } }
+    : { target: { case: "generationId", value: name.generationId } };
+}
+
 /** @internal The fields of a ChatPrompt. */
 export function chatFields({ messages, ...settings }: Chat) {
   const parts = (content: ChatMessage["content"]) => (typeof content === "string" ? [content] : content).map((part) => ({
@@ -76,4 +86,9 @@ function promptArm(prompt: Prompt): PromptArm {
   if ("messages" in prompt) return { case: "chat", value: chatFields(prompt) };
   if (prompt.every((item) => typeof item === "number")) return { case: "tokens", value: { ids: [...prompt] } };
   return { case: "chat", value: chatFields({ messages: prompt as readonly ChatMessage[] }) };
+}
+
+/** @internal The metadata that carry a generation's priority. */
+export function priorityMetadata({ priority }: GenerateSettings): Readonly<Record<string, string>> {
+  return priority === undefined ? {} : { "mlx-stream-priority": `${priority}` };
 }

@@ -26,7 +26,7 @@ STEPS = {
     "agree",
     "example",
 }
-ACTIONS = {"stream", "generate", "burst", "resume", "abort", "health", "watch", "model", "load", "drain"}
+ACTIONS = {"stream", "generate", "burst", "resume", "abort", "health", "watch", "model", "load", "drain", "close"}
 
 
 def requests() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

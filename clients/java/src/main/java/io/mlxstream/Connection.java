@@ -18,6 +18,7 @@ import io.grpc.netty.shaded.io.netty.channel.EventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.grpc.netty.shaded.io.netty.channel.nio.NioIoHandler;
 import io.grpc.netty.shaded.io.netty.channel.socket.nio.NioDomainSocketChannel;
+import io.grpc.netty.shaded.io.netty.util.concurrent.DefaultThreadFactory;
 import io.grpc.stub.MetadataUtils;
 import io.mlxstream.v1.AbortRequest;
 import io.mlxstream.v1.GenerationServiceGrpc;
@@ -48,16 +49,20 @@ final class Connection implements AutoCloseable {
   // as the server's pushback says, and gives up where it says never. An operator's calls change things, and are not.
   private static final List<Map<String, ?>> RETRIED_SERVICES =
       List.of(Map.of("service", GenerationServiceGrpc.SERVICE_NAME), Map.of("service", ModelServiceGrpc.SERVICE_NAME));
-  private static final Map<String, ?> RETRIES =
+  private static final Map<String, ?> RETRY_POLICY =
       Map.of(
-          "name", RETRIED_SERVICES,
-          "retryPolicy",
-              Map.of(
-                  "maxAttempts", 4.0,
-                  "initialBackoff", "0.1s",
-                  "maxBackoff", "2s",
-                  "backoffMultiplier", 2.0,
-                  "retryableStatusCodes", List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED")));
+          "maxAttempts", 4.0,
+          "initialBackoff", "0.1s",
+          "maxBackoff", "2s",
+          "backoffMultiplier", 2.0,
+          "retryableStatusCodes", List.of("UNAVAILABLE", "RESOURCE_EXHAUSTED"));
+  private static final Map<String, ?> ONE_SERVER =
+      Map.of("methodConfig", List.of(Map.of("name", RETRIED_SERVICES, "retryPolicy", RETRY_POLICY)));
+  private static final Map<String, ?> SEVERAL_SERVERS =
+      Map.of(
+          "methodConfig", ONE_SERVER.get("methodConfig"),
+          "loadBalancingConfig", List.of(Map.of("round_robin", Map.of())),
+          "healthCheckConfig", Map.of("serviceName", GenerationServiceGrpc.SERVICE_NAME));
 
   final ManagedChannel channel;
   final String target;
@@ -72,12 +77,18 @@ final class Connection implements AutoCloseable {
     target = String.join(", ", targets);
     ChannelCredentials credentials = tls == null ? InsecureChannelCredentials.create() : tls.credentials();
     boolean isSocket = targets.size() == 1 && targets.get(0).startsWith("unix:");
-    group = isSocket ? new MultiThreadIoEventLoopGroup(1, NioIoHandler.newFactory()) : null;
+    // Like gRPC's own threads, that of a socket keeps no program from ending.
+    var thread = new DefaultThreadFactory("mlx-stream-socket", true);
+    group = isSocket ? new MultiThreadIoEventLoopGroup(1, thread, NioIoHandler.newFactory()) : null;
     ManagedChannelBuilder<?> builder = isSocket ? socket(targets.get(0), credentials) : network(targets, credentials);
     if (tls != null && tls.serverName() != null) {
       builder.overrideAuthority(tls.serverName());
     }
-    channel = configured(builder).intercept(MetadataUtils.newAttachHeadersInterceptor(metadata)).build();
+    channel =
+        configured(builder)
+            .defaultServiceConfig(targets.size() == 1 ? ONE_SERVER : SEVERAL_SERVERS)
+            .intercept(MetadataUtils.newAttachHeadersInterceptor(metadata))
+            .build();
   }
 
   /** Ends everything that still runs, and closes the channel once the servers know, within two seconds. */
@@ -138,25 +149,17 @@ final class Connection implements AutoCloseable {
     return NettyChannelBuilder.forAddress(address, credentials)
         .channelType(NioDomainSocketChannel.class, UnixDomainSocketAddress.class)
         .eventLoopGroup(group)
-        .overrideAuthority("localhost")
-        .defaultServiceConfig(Map.of("methodConfig", List.of(RETRIES)));
+        .overrideAuthority("localhost");
   }
 
   private static ManagedChannelBuilder<?> network(List<String> targets, ChannelCredentials credentials) {
     List<InetSocketAddress> addresses = targets.stream().map(Connection::address).toList();
     if (targets.size() == 1) {
-      return Grpc.newChannelBuilder(targets.get(0), credentials)
-          .defaultServiceConfig(Map.of("methodConfig", List.of(RETRIES)));
+      return Grpc.newChannelBuilder(targets.get(0), credentials);
     }
     NameResolverRegistry registry = new NameResolverRegistry();
     registry.register(new ListedServers(addresses));
-    return Grpc.newChannelBuilder("listed:///servers", credentials, registry)
-        .defaultLoadBalancingPolicy("round_robin")
-        .defaultServiceConfig(
-            Map.of(
-                "methodConfig", List.of(RETRIES),
-                "loadBalancingConfig", List.of(Map.of("round_robin", Map.of())),
-                "healthCheckConfig", Map.of("serviceName", GenerationServiceGrpc.SERVICE_NAME)));
+    return Grpc.newChannelBuilder("listed:///servers", credentials, registry);
   }
 
   private static ManagedChannelBuilder<?> configured(ManagedChannelBuilder<?> builder) {

@@ -151,7 +151,7 @@ final class EventReader {
   private void end() {
     isOver = true;
     connection.readers.remove(this);
-    context.cancel(null); // frees what it holds of its parent
+    context.cancel(null); // frees what it holds of its owner
   }
 
   private AbortRequest name() {
@@ -182,28 +182,32 @@ final class EventReader {
     return null;
   }
 
+  /** Begins the generation, or goes on where the last call got to. */
   private void open() {
-    if (deadline == null && timeout != null) {
-      deadline = Deadline.after(timeout.toMillis(), TimeUnit.MILLISECONDS);
+    if (context == null) {
+      begin();
     }
     if (sequence == firstSequence) {
       place = 0;
     }
     connection.awaitFarewell(generationId); // it would end what is resumed
-    connection.begin(this);
-    Context owner = Context.current();
-    Context.CancellableContext mine = owner.withCancellation();
-    context = mine;
-    mine.addListener(cancelled -> leaveWith(owner), Runnable::run);
-    if (hasLeft()) { // by another thread, which saw no context yet
-      mine.cancel(null);
-    }
-    Context before = mine.attach();
+    Context before = context.attach();
     try {
       GenerationServiceBlockingStub bounded = generations.withDeadline(deadline);
       responses = generationId.isEmpty() ? bounded.generate(request) : bounded.resume(point());
     } finally {
-      mine.detach(before);
+      context.detach(before);
+    }
+  }
+
+  private void begin() {
+    connection.begin(this);
+    deadline = timeout == null ? null : Deadline.after(timeout.toMillis(), TimeUnit.MILLISECONDS);
+    Context owner = Context.current();
+    context = owner.withCancellation();
+    context.addListener(cancelled -> leaveWith(owner), Runnable::run);
+    if (hasLeft()) { // by another thread, which saw no context yet
+      context.cancel(null);
     }
   }
 
@@ -282,7 +286,6 @@ final class EventReader {
       failure = error;
       return held;
     }
-    context.cancel(null); // frees what it holds of its parent
     responses = null;
     held = null;
     pause(pauseMillis);

@@ -13,6 +13,7 @@ import io.mlxstream.v1.AbortRequest;
 import io.mlxstream.v1.AbortResponse;
 import io.mlxstream.v1.AdminServiceGrpc;
 import io.mlxstream.v1.CompleteRequest;
+import io.mlxstream.v1.CompleteResponse;
 import io.mlxstream.v1.GenerateRequest;
 import io.mlxstream.v1.GenerateRequestOrBuilder;
 import io.mlxstream.v1.GenerationServiceGrpc;
@@ -132,15 +133,15 @@ public final class MlxStreamClient implements AutoCloseable {
     return reading(GenerateRequest.getDefaultInstance(), first);
   }
 
-  /** Generates, and gives all of it at the end. */
-  public Generation generate(GenerateRequestOrBuilder request) {
+  /** Generates, and gives all of it at the end: text, tokens, and the first and the last event of the stream. */
+  public CompleteResponse generate(GenerateRequestOrBuilder request) {
     CompleteRequest same;
     try {
       same = CompleteRequest.parseFrom(built(request).toByteString()); // their fields and numbers are the same
     } catch (InvalidProtocolBufferException impossible) {
       throw new IllegalStateException(impossible);
     }
-    return Generation.of(call(() -> generations().withDeadline(deadline()).complete(same)));
+    return call(() -> generations().withDeadline(deadline()).complete(same));
   }
 
   /** Ends a generation by the caller's name for it. One that does not run (any more) is not an error. */

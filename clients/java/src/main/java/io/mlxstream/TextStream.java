@@ -12,8 +12,8 @@ import java.util.Optional;
 import java.util.function.Function;
 
 /**
- * One generation as it happens. Iterate over it for its text, or over {@link #events} for everything; the first
- * iteration sends the request. One thread reads; {@link #cancel} may come from any.
+ * One generation as it happens. Iterate over it, once, for its text, or over {@link #events} for everything; that sends
+ * the request. One thread reads; {@link #cancel} may come from any.
  *
  * <p>Use it in a {@code try} block: its end ends the generation on the server, as do {@code cancel}, a cancelled {@code
  * io.grpc.Context} around the reader, and an interrupt of it. (Java does not tell an iterator that its loop was left; a
@@ -24,6 +24,7 @@ public final class TextStream implements Iterable<String>, AutoCloseable {
   private static final Cleaner CLEANER = Cleaner.create();
 
   private final EventReader reader;
+  private boolean isRead;
 
   TextStream(EventReader reader) {
     this.reader = reader;
@@ -33,12 +34,12 @@ public final class TextStream implements Iterable<String>, AutoCloseable {
   /** The text, piece by piece: joined, they are the completion. */
   @Override
   public Iterator<String> iterator() {
-    return new Walk<>(response -> response.getChunk().getText().isEmpty() ? null : response.getChunk().getText());
+    return walk(response -> response.getChunk().getText().isEmpty() ? null : response.getChunk().getText());
   }
 
   /** Every message of the stream, the last one included. */
   public Iterable<GenerateResponse> events() {
-    return () -> new Walk<>(response -> response);
+    return () -> walk(response -> response);
   }
 
   /** Ends the generation now. A reader that is under way stops without an error. */
@@ -64,7 +65,8 @@ public final class TextStream implements Iterable<String>, AutoCloseable {
 
   /** Why the generation ended; empty before it has. A value that this client does not know counts as unspecified. */
   public Optional<FinishReason> finishReason() {
-    return finished().map(last -> Generation.known(last.getFinishReason()));
+    return finished().map(Finished::getFinishReason)
+        .map(reason -> reason == FinishReason.UNRECOGNIZED ? FinishReason.FINISH_REASON_UNSPECIFIED : reason);
   }
 
   /** The account of the whole generation; empty before its end. */
@@ -82,6 +84,14 @@ public final class TextStream implements Iterable<String>, AutoCloseable {
     Started first = started().orElse(Started.getDefaultInstance());
     int generated = stats().map(GenerateStats::getGeneratedTokens).orElse(reader.generatedTokens);
     return new Usage(first.getPromptTokens(), first.getCachedTokens(), generated);
+  }
+
+  private <T> Iterator<T> walk(Function<GenerateResponse, T> pick) {
+    if (isRead) {
+      throw new IllegalStateException("a stream is read once");
+    }
+    isRead = true;
+    return new Walk<>(pick);
   }
 
   /** Walks the events and gives what {@code pick} takes from each; null is passed over. */
