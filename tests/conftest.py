@@ -42,6 +42,14 @@ def _repeatable_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(accepting, "fresh_seed", lambda: seeds.getrandbits(accepting.FRESH_SEED_BITS))
 
 
+@pytest.fixture
+def wide_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of twenty seconds that want a partial result are told to end after two, and so have ample time."""
+    for name in ("MARGIN_SHARE", "MAX_MARGIN_SHARE"):
+        monkeypatch.setattr(f"service.deadline.{name}", 0.9)
+    monkeypatch.setattr("service.deadline.MAX_SHARE_SECONDS", 60.0)
+
+
 @pytest.fixture(scope="session")
 def bundled_blas() -> bool:
     """Whether products run on the BLAS inside mlx, whose sums do not depend on how products are fused."""

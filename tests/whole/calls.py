@@ -1,7 +1,5 @@
 """What tests of the whole product share: requests that end by their length, and streams read to their end."""
 
-import asyncio
-
 import grpc
 
 from mlxstream.v1 import generation_pb2, options_pb2
@@ -19,15 +17,6 @@ def request(number, *, prompt=8, max_tokens=4000, kind=generation_pb2.GenerateRe
     )
 
 
-async def until(condition):
-    """Wait for `condition`, some twenty seconds at most."""
-    for _ in range(4000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
-
-
 async def outcome(call):
     """Ids, the last message, and the error that the call ended with."""
     ids, last = [], None
@@ -38,6 +27,12 @@ async def outcome(call):
     except grpc.aio.AioRpcError as error:
         return ids, last, error
     return ids, last, None
+
+
+async def started(call):
+    """The call, once the server has said that it has begun."""
+    assert (await call.read()).HasField("started")
+    return call
 
 
 def nothing_is_left(whole):

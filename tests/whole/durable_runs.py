@@ -1,11 +1,12 @@
 """Durable generations on the real engine: requests of every kind, and lives of servers over one state folder."""
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, replace
 
 from mlxstream import AsyncClient
+from tests.engine.execution.holding import held_after
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import until
 from tests.whole.conftest import serving
 
 LENGTH = 90
@@ -90,10 +91,16 @@ async def life(folder, state_dir, **settings):
         yield whole, client
 
 
-async def begun(folder, state_dir, request, tokens, **settings):
-    """A server that ends when a stream has brought so many tokens: what it had brought."""
-    async with life(folder, state_dir, **settings) as (_, client):
-        return await read(raw_stream(client, request), tokens)
+async def begun(folder, state_dir, request, tokens, *, once=lambda: True, **settings):
+    """A server that ends when a stream has brought so many tokens, and `once` holds: what it had brought.
+
+    The row comes to a stand a little later, so that the machine's pace decides nothing.
+    """
+    with held_after(tokens + 2):
+        async with life(folder, state_dir, **settings) as (_, client):
+            seen = await read(raw_stream(client, request), tokens)
+            await until(once)
+            return seen
 
 
 def raw_stream(client, request):
@@ -102,9 +109,3 @@ def raw_stream(client, request):
     stream = client.stream(arguments.pop("prompt"), **arguments)
     stream._reader.cancel = lambda: None
     return stream
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - any condition of the test
-            await asyncio.sleep(0.01)

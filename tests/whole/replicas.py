@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICE_CONFIG = {
@@ -37,9 +38,7 @@ class Replica:
 
     def __init__(self, model: Path, state_dir: Path, *flags: str) -> None:
         """Start it; `ready` waits for it."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self._arguments = [
             "--model", str(model), "--listen", self.address, "--state-dir", str(state_dir), "--device", "cpu",
             "--log-level", "warning", *flags,
@@ -73,7 +72,7 @@ class Replica:
         self.process.kill()
         self.process.communicate()
 
-    def ended(self, seconds: float = 30) -> tuple[int, str]:
+    def ended(self, seconds: float = 60) -> tuple[int, str]:
         """Its exit status and its last words."""
         _, errors = self.process.communicate(timeout=seconds)
         return self.process.returncode, errors

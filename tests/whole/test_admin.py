@@ -7,9 +7,13 @@ import grpc
 import pytest
 
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, model_pb2
+from service.readiness import NotReady
 from tests.engine import tiny_model
 from tests.engine.adapters import tiny_adapters
+from tests.engine.execution.holding import held_after
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import until
+from tests.whole.calls import outcome, started
 from tests.whole.conftest import CONTEXT, serving
 
 
@@ -38,13 +42,13 @@ async def test_a_model_is_replaced_while_a_stream_of_the_old_one_runs_to_its_end
     whole, admin, tmp_path = changing
     wanted = await ids_of(whole, request(300))
     oracle = tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT, seed=23)
-    running = asyncio.create_task(ids_of(whole, request(300)))
-    await asyncio.sleep(0.02)
+    running = await started(whole.generation.Generate(request(300)))
     events = [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest(model="tiny"))]
     assert events[-1].loaded.name == "tiny"
     assert {event.progress.phase for event in events[:-1]} >= {admin_pb2.LOAD_PHASE_READING}
     assert await ids_of(whole, request()) == oracle.greedy(random_prompt(1, 20), 12)
-    assert await running == wanted
+    ids, _, error = await outcome(running)
+    assert (ids, error) == (wanted, None)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -111,16 +115,17 @@ async def refusal_of_mounting(admin):
 
 async def test_draining_with_a_live_stream_refuses_the_next_and_lets_the_first_end(changing):
     whole, admin, _ = changing
-    first = aiter(whole.generation.Generate(request(600)))
-    assert (await anext(first)).HasField("started")
-    (one,) = (await admin.ListGenerations(admin_pb2.ListGenerationsRequest())).generations
-    assert (one.model, one.prompt_tokens) == ("tiny", 20)
-    draining = asyncio.create_task(_drained(admin))
-    await asyncio.sleep(0.02)
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await ids_of(whole, request())
-    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert len([token async for response in first for token in response.chunk.tokens]) == 600
+    with held_after(10):
+        first = await started(whole.generation.Generate(request(100)))
+        (one,) = (await admin.ListGenerations(admin_pb2.ListGenerationsRequest())).generations
+        assert (one.model, one.prompt_tokens) == ("tiny", 20)
+        draining = asyncio.create_task(_drained(admin))
+        await until(lambda: whole.health.not_ready is NotReady.DRAINING)
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await ids_of(whole, request())
+        assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    ids, _, error = await outcome(first)
+    assert (len(ids), error) == (100, None)
     assert (await draining).finished_generations == 1
 
 

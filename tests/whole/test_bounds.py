@@ -1,6 +1,5 @@
 """Bounds that only the engine can check: tokens of a prompt, time in the queue, and whose queue it is."""
 
-import asyncio
 from pathlib import Path
 
 import grpc
@@ -13,7 +12,8 @@ from service.limits import RequestLimits
 from service.offer import Offer
 from service.tokens import followed_tokens
 from tests.service.harness import details_of, reason_of, violated_fields
-from tests.whole.calls import nothing_is_left, outcome, request, until
+from tests.waiting import until
+from tests.whole.calls import nothing_is_left, outcome, request
 from tests.whole.conftest import serving
 
 CODE = grpc.StatusCode
@@ -86,5 +86,5 @@ async def test_one_callers_names_are_not_anothers(whole_folder, tmp_path):
         answer = await whole.generation.Abort(generation_pb2.AbortRequest(request_id="same"), metadata=bearer(ONE))
         assert answer.status == generation_pb2.ABORT_STATUS_ABORTED
         assert (await outcome(mine))[2].code() is CODE.CANCELLED
-        ids, _, error = await asyncio.wait_for(outcome(theirs), 20)
+        ids, _, error = await outcome(theirs)
         assert (len(ids), error) == (300, None)

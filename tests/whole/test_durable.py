@@ -6,8 +6,9 @@ import pytest
 
 from mlxstream import FailedPreconditionError, NotFoundError, OutOfRangeError, UnavailableError
 from tests.engine import tiny_model
+from tests.waiting import until
 from tests.whole.conftest import CONTEXT
-from tests.whole.durable_runs import LENGTH, REQUESTS, asked, begun, life, ordinary, raw_stream, read, until
+from tests.whole.durable_runs import LENGTH, REQUESTS, asked, begun, life, ordinary, raw_stream, read
 
 
 async def whole_run(folder, state_dir, request, **settings):

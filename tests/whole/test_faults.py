@@ -12,7 +12,8 @@ from mlxstream.v1 import generation_pb2
 from service import health as health_module
 from service.health import follow_engine
 from tests.service.harness import reason_of
-from tests.whole.calls import nothing_is_left, outcome, request, until
+from tests.waiting import until
+from tests.whole.calls import nothing_is_left, outcome, request
 
 CODE = grpc.StatusCode
 POISON_TOKENS = 11  # the length of the prompt whose row no step survives
@@ -119,7 +120,7 @@ async def test_a_step_that_hangs_is_seen_by_health_and_keeps_no_caller(whole, ho
 
     def hang(_rows):
         hanging.set()
-        release.wait(20)
+        release.wait(60)
 
     monkeypatch.setattr(health_module, "POLL_SECONDS", 0.01)
     async with followed(whole, stall_seconds=0.2):
@@ -127,7 +128,7 @@ async def test_a_step_that_hangs_is_seen_by_health_and_keeps_no_caller(whole, ho
         leaving = whole.generation.Generate(request(1, max_tokens=5))
         staying = whole.generation.Generate(request(2, max_tokens=5))
         hurried = whole.generation.Generate(request(3, max_tokens=5), timeout=0.5)
-        await asyncio.to_thread(hanging.wait, 10)
+        await asyncio.to_thread(hanging.wait, 60)
         await until(lambda: whole.health.not_ready is not None)
         leaving.cancel()
         assert await leaving.code() is CODE.CANCELLED

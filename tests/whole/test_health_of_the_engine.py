@@ -13,6 +13,7 @@ from service import health as health_module
 from service.health import Health, follow_engine
 from service.readiness import NotReady
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import until
 from tests.whole.conftest import serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -21,8 +22,11 @@ GENERATION = "mlxstream.v1.GenerationService"
 
 
 @pytest.fixture
-async def followed(whole_folder, tmp_path, monkeypatch):
-    """A server whose health follows its engine, and what watchers of each name were told."""
+async def followed(whole_folder, tmp_path, monkeypatch, request):
+    """A server whose health follows its engine, and what watchers of each name were told.
+
+    Its parameter, in seconds, is how long a step may take.
+    """
     monkeypatch.setattr(health_module, "POLL_SECONDS", 0.02)
     made, real = [], Health.__init__
 
@@ -35,7 +39,9 @@ async def followed(whole_folder, tmp_path, monkeypatch):
         told = {"": [], GENERATION: []}
         stub = health_pb2_grpc.HealthStub(whole.channel)
         tasks = [asyncio.create_task(_watch(stub, name, told[name])) for name in told]
-        tasks.append(asyncio.create_task(follow_engine(whole.engine, made[0], stall_seconds=0.3)))
+        tasks.append(
+            asyncio.create_task(follow_engine(whole.engine, made[0], stall_seconds=getattr(request, "param", 60)))
+        )
         await until(lambda: all(told.values()) and told[GENERATION][-1] == SERVING)
         yield whole, told
         for task in tasks:
@@ -49,30 +55,23 @@ async def _watch(stub, name, told):
         told.append(response.status)
 
 
-async def until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came to that")
-
-
-def request():
+def asked():
     return generation_pb2.GenerateRequest(
         tokens={"ids": random_prompt(1, 5)}, options={"max_tokens": 3, "eos_token_ids": {"ids": []}}
     )
 
 
+@pytest.mark.parametrize("followed", [0.3], indirect=True)
 async def test_a_stuck_step_ends_liveness_and_readiness_until_it_goes_on(followed, monkeypatch):
     whole, told = followed
     go_on, real = threading.Event(), packed_method.dispatch_packed_step
 
     def stuck(binding, rows, after):
-        go_on.wait(20)
+        go_on.wait(60)
         return real(binding, rows, after)
 
     monkeypatch.setattr(packed_method, "dispatch_packed_step", stuck)
-    call = whole.generation.Generate(request())
+    call = whole.generation.Generate(asked())
     await until(lambda: told[""][-1] == NOT_SERVING and told[GENERATION][-1] == NOT_SERVING)
     go_on.set()
     assert [response async for response in call][-1].HasField("finished")

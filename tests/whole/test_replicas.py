@@ -10,6 +10,7 @@ from mlxstream import AsyncClient, Durability, Resumption
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import PATIENCE_SECONDS, until
 from tests.whole.replicas import Replica, balanced
 
 pytestmark = pytest.mark.timeout(300)  # five processes begin here, on whatever else the machine does
@@ -88,11 +89,7 @@ class Load:
     async def more(self, count):
         """Wait for so many further answers."""
         wanted = len(self.hosts) + count
-        for _ in range(3000):
-            if len(self.hosts) >= wanted:
-                return
-            await asyncio.sleep(0.02)
-        raise AssertionError(f"no more answers; failures: {self.failures}")
+        await until(lambda: len(self.hosts) >= wanted)
 
 
 async def generated(replica):
@@ -102,12 +99,19 @@ async def generated(replica):
         return load.generated_tokens
 
 
+async def has_generated(replica):
+    """Wait until it has."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await generated(replica):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+
+
 async def test_draining_one_replica_loses_nothing_and_killing_one_is_never_a_clean_end(replicas):
     first, second = replicas
     async with balanced(replicas) as channel, Load(channel).running() as load:
         await load.more(2 * CALLERS)
-        assert await generated(first) > 0
-        assert await generated(second) > 0
+        await has_generated(first)
+        await has_generated(second)
 
         first.terminate()
         status, errors = await asyncio.to_thread(first.ended)
@@ -117,11 +121,7 @@ async def test_draining_one_replica_loses_nothing_and_killing_one_is_never_a_cle
 
         first.start()
         await asyncio.to_thread(first.ready)
-        for _ in range(600):
-            if await generated(first):
-                break
-            await asyncio.sleep(0.05)
-        assert await generated(first) > 0
+        await has_generated(first)
 
         second.kill()
         await load.more(2 * CALLERS)
@@ -136,6 +136,8 @@ async def test_no_durable_stream_is_lost_when_one_replica_is_drained_and_the_oth
     options = {"max_tokens": 900, "eos_token_ids": [], "temperature": 0.9}
     async with AsyncClient([one.address for one in hasty_replicas], timeout_seconds=100) as client:
         wanted = {seed: (await client.generate(f"prompt {seed}", seed=seed, **options)).text for seed in range(4)}
+        while not all([await generated(one) for one in hasty_replicas]):  # from now on each gets its share
+            await client.generate("hello", max_tokens=1)
         told, texts = [], dict.fromkeys(wanted, "")
 
         async def follow(seed):
@@ -145,18 +147,14 @@ async def test_no_durable_stream_is_lost_when_one_replica_is_drained_and_the_oth
                 texts[seed] += text
 
         async def everybody_has(share):
-            for _ in range(4000):
-                if all(len(texts[seed]) >= share * len(wanted[seed]) for seed in wanted):
-                    return
-                await asyncio.sleep(0.01)
-            raise AssertionError("the streams stand still")
+            await until(lambda: all(len(texts[seed]) >= share * len(wanted[seed]) for seed in wanted))
 
         following = asyncio.gather(*(follow(seed) for seed in wanted))
         await everybody_has(0.05)
+        second.kill()
+        assert texts != wanted
         first.terminate()
         assert await asyncio.to_thread(first.ended) == (0, "")
-        assert texts != wanted
-        second.kill()
         await following
     assert texts == wanted
     assert any(isinstance(event, Resumption) for event in told)

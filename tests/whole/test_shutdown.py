@@ -5,9 +5,10 @@ import time
 import grpc
 import pytest
 
-from mlxstream.v1 import error_pb2, generation_pb2, generation_pb2_grpc
+from mlxstream.v1 import admin_pb2, admin_pb2_grpc, error_pb2, generation_pb2, generation_pb2_grpc
 from tests.engine import tiny_model
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import PATIENCE_SECONDS
 from tests.whole.replicas import Replica
 
 
@@ -35,6 +36,14 @@ def stream(stub, max_tokens):
     return stub.Generate(request, timeout=60)
 
 
+def look_until(channel, condition):
+    """Wait until the server says of its load what is waited for."""
+    admin, latest = admin_pb2_grpc.AdminServiceStub(channel), time.monotonic() + PATIENCE_SECONDS
+    while not condition(admin.GetLoad(admin_pb2.GetLoadRequest())):
+        assert time.monotonic() < latest, "it never came to that"
+        time.sleep(0.01)
+
+
 def end_of(call):
     """The last message, and the status."""
     last = None
@@ -49,18 +58,18 @@ def end_of(call):
 def test_short_streams_end_well_and_long_slow_and_queued_ones_are_told(server):
     with grpc.insecure_channel(server.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        short, long, slow = stream(stub, 150), stream(stub, 150_000), stream(stub, 150_000)
+        short, long, slow = stream(stub, 100), stream(stub, 150_000), stream(stub, 150_000)
         for call in (short, long, slow):
             assert next(call).HasField("started")
         queued = [stream(stub, 150_000) for _ in range(2)]
-        time.sleep(0.1)
+        look_until(channel, lambda load: load.queued == 2)
         server.terminate()
-        time.sleep(0.5)
+        look_until(channel, lambda load: load.draining)
         late = stream(stub, 5)
         assert end_of(late) == (None, grpc.StatusCode.UNAVAILABLE)
         last, code = end_of(short)
         assert code is grpc.StatusCode.OK
-        assert last.finished.stats.generated_tokens == 150
+        assert last.finished.stats.generated_tokens == 100
         for call in (long, slow):
             last, code = end_of(call)
             assert code is grpc.StatusCode.UNAVAILABLE
@@ -81,7 +90,7 @@ def test_an_idle_server_does_not_wait_for_its_grace_and_a_second_signal_cuts_it(
         call = stream(generation_pb2_grpc.GenerationServiceStub(channel), 150_000)
         next(call)
         server.terminate()
-        time.sleep(0.1)
+        look_until(channel, lambda load: load.draining)
         server.terminate()
         assert end_of(call)[1] is grpc.StatusCode.UNAVAILABLE
     assert server.ended()[0] == 0

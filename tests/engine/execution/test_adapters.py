@@ -101,7 +101,7 @@ async def test_a_new_file_under_an_old_name_begins_with_nothing_that_the_old_one
         await engine.start()
         try:
             await run(engine, tokens(9, 4), **OPTIONS)
-            assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
+            assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 60)
             *_, end = await run(engine, prompt, adapters=selected("x"), **OPTIONS)
         finally:
             await engine.stop()

@@ -61,7 +61,7 @@ class Server:
 
     def dies(self, use):
         """All that was offered is written, nothing else is done, and another server opens what there is."""
-        assert self.disk.wait_idle(10)
+        assert self.disk.wait_idle(60)
         use.folder._lock.unlock()
         self.disk.close()
         self.disk = self.start()
@@ -92,7 +92,7 @@ def interrupted(rows, server, use, prompt, *, after_tokens, continuation=None, *
     )
     while job.row.next_index < after_tokens:
         rows.rounds(1)
-        server.disk.wait_idle(10)  # no checkpoint is skipped
+        server.disk.wait_idle(60)  # no checkpoint is skipped
     controller.abort(AbortReason.REQUESTED)
     rows.finish()
     return server.dies(use)
@@ -188,11 +188,11 @@ def test_in_company_too(rows, server):
     ]
     while min(job.row.next_index for job, _ in started) < 23:
         rows.rounds(1)
-        server.disk.wait_idle(10)
+        server.disk.wait_idle(60)
     for _, controller in started:
         controller.abort(AbortReason.DISCONNECTED)
     rows.finish()
-    assert server.disk.wait_idle(10)
+    assert server.disk.wait_idle(60)
     for use in uses:
         use.folder._lock.unlock()
     kept = [server.disk.open(use.folder.generation_id) for use in uses]
@@ -231,23 +231,25 @@ def test_after_a_failed_step_the_next_checkpoint_adds_to_nothing_older(plain_row
 
 def test_a_slow_disk_costs_checkpoints_and_nobody_waits_for_it(plain_rows, server, monkeypatch):
     rows, use = plain_rows, server.new()
-    gate, real, offered = threading.Event(), use.folder._write, []
+    gate, offering, real, offered = threading.Event(), threading.Event(), use.folder._write, []
 
     def held_up(*given):
         offered.append(given[0].state_tokens)
-        gate.wait(30)
+        offering.set()
+        gate.wait(60)
         real(*given)
 
     monkeypatch.setattr(use.folder, "_write", held_up)
     job, controller = rows.submit(text(1, 30), warm=False, max_tokens=MAX_TOKENS, durable=use)
     while job.row.next_index < 33:
         rows.rounds(1)
+    assert offering.wait(60)
     assert offered == [35], "one is on its way, and none is taken beside it"
     gate.set()
-    assert server.disk.wait_idle(10)
+    assert server.disk.wait_idle(60)
     while job.row.next_index < 39:
         rows.rounds(1)
-    assert server.disk.wait_idle(10)
+    assert server.disk.wait_idle(60)
     assert offered[0] == 35
     assert offered[1] in (63, 64), "the next one adds all that has come since"
     assert use.folder._heads[-1].state_tokens == offered[-1]
@@ -262,7 +264,7 @@ def test_a_state_that_cannot_be_taken_or_used_costs_nobody_anything(plain_rows, 
     monkeypatch.setattr("engine.state.kv_cache.KvCache.added_since", lambda *_: 1 / 0)
     unlucky = server.new()
     assert continued(rows, prompt, None, durable=unlucky)[0] == wanted[0]
-    assert server.disk.wait_idle(10)
+    assert server.disk.wait_idle(60)
     monkeypatch.setattr(rows.batch._checkpoints, "_restore", lambda *_: 1 / 0)
     found = continued(rows, prompt, Continuation(generated=wanted[0][:21], seed=1, state=kept.state))
     assert_goes_on(rows, found, wanted, known=21)
@@ -273,10 +275,10 @@ def test_a_generation_that_has_come_to_its_end_leaves_no_checkpoint(plain_rows, 
     job, _ = plain_rows.submit(text(1, 30), warm=False, max_tokens=MAX_TOKENS, durable=use)
     while job.row.next_index < 30:
         plain_rows.rounds(1)
-        server.disk.wait_idle(10)
+        server.disk.wait_idle(60)
     assert list(use.folder.path.iterdir())
     plain_rows.finish()
-    assert server.disk.wait_idle(10)
+    assert server.disk.wait_idle(60)
     assert list(use.folder.path.iterdir()) == []
     assert plain_rows.batch._checkpoints._rows == {}
 

@@ -134,7 +134,7 @@ async def test_canvases_come_before_the_tokens_that_they_become(denoiser):
     )
     generation = await denoiser.generate(request)
     canvases, tokens, event = {}, [], None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not isinstance(event, GenerationFinished):
             event = await generation.next_event()
             if isinstance(event, CanvasRevised):
@@ -154,7 +154,7 @@ async def test_an_abort_ends_a_generation_between_two_passes(denoiser):
     while not isinstance(await generation.next_event(), CanvasRevised):
         pass
     generation.abort(AbortReason.REQUESTED)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         end = await generation.finished()
     assert isinstance(end.error, GenerationAborted)
     assert end.stats.generated_tokens == 0

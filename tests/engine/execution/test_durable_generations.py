@@ -12,7 +12,8 @@ from engine.contracts.results import AbortReason, FinishReason
 from engine.execution.beginning import NOT_KEPT
 from engine.execution.engine import Engine
 from tests.engine.execution.driving import collect, run, settings, tokens
-from tests.engine.execution.dying import EVERY_TOKENS, begun, die_after, go_on, held_after, plain_options, request
+from tests.engine.execution.dying import EVERY_TOKENS, begun, die_after, go_on, plain_options, request
+from tests.engine.execution.holding import held_after
 
 ASKED = {
     "greedy": {},
@@ -201,21 +202,20 @@ async def test_another_form_of_storage_has_the_key_and_not_the_identity(start):
 
 async def test_a_cancelled_generation_keeps_its_checkpoints_and_one_that_ended_does_not(start):
     engine = await start()
-    with held_after(20) as gate:
+    with held_after(20):
         generation, folder, _ = await begun(engine, request(tokens(1, 50)))
         told = 0
         while told < 20:
-            event = await asyncio.wait_for(generation.next_event(), 30)
+            event = await asyncio.wait_for(generation.next_event(), 60)
             told += len(event.tokens) if isinstance(event, TokensGenerated) else 0
         generation.abort(AbortReason.DISCONNECTED)
-        gate.set()
         assert (await generation.finished()).finish_reason is FinishReason.CANCELLED
-    engine.durable_store.wait_idle(10)
+    assert engine.durable_store.wait_idle(60)
     assert list(folder.path.iterdir())
     folder.remove(leave_mark=False)
     generation, folder, _ = await begun(engine, request(tokens(1, 50)))
     await collect(generation)
-    engine.durable_store.wait_idle(10)
+    assert engine.durable_store.wait_idle(60)
     assert list(folder.path.iterdir()) == []
     folder.remove(leave_mark=False)
     await engine.stop()

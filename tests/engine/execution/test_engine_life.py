@@ -23,6 +23,8 @@ from engine.execution import packed_method
 from engine.execution.engine import Engine, EngineState
 from tests.engine import tiny_model
 from tests.engine.execution.driving import run, settings, tokens
+from tests.engine.execution.holding import held, held_after
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -35,16 +37,19 @@ from tests.engine.execution.driving import run, settings, tokens
 )
 @pytest.mark.parametrize("after_events", [0, 1, 2, 4])
 async def test_an_abort_at_any_moment_ends_with_statistics(engine, reason, kind, after_events):
-    generation = await engine.generate(
-        GenerationRequest(
-            prompt=tokens(1, 100),
-            options=GenerateOptions(max_tokens=1000, eos_token_ids=(), prefill_chunk_size=5),
+    told = 0
+    with held(lambda row: row.position > 5 * told):  # each event brings about the next one, and no more
+        generation = await engine.generate(
+            GenerationRequest(
+                prompt=tokens(1, 100),
+                options=GenerateOptions(max_tokens=1000, eos_token_ids=(), prefill_chunk_size=5),
+            )
         )
-    )
-    for _ in range(after_events):
-        await generation.next_event()
-    generation.abort(reason)
-    end = await asyncio.wait_for(generation.finished(), 10)
+        while told < after_events:
+            await asyncio.wait_for(generation.next_event(), 60)
+            told += 1
+        generation.abort(reason)
+        end = await asyncio.wait_for(generation.finished(), 60)
     assert end.finish_reason is kind
     assert isinstance(end.error, GenerationAborted)
     assert end.error.abort_reason is reason
@@ -58,7 +63,7 @@ async def test_a_storm_of_aborts_leaves_nothing_behind(engine):
         )
         await asyncio.sleep(0.0005 * (index % 11))
         generation.abort(AbortReason.DISCONNECTED)
-        return await asyncio.wait_for(generation.finished(), 30)
+        return await asyncio.wait_for(generation.finished(), 60)
 
     ends = await asyncio.gather(*(one(index) for index in range(60)))
     assert {end.finish_reason for end in ends} <= {FinishReason.CANCELLED, FinishReason.LENGTH}
@@ -70,10 +75,11 @@ async def test_a_storm_of_aborts_leaves_nothing_behind(engine):
 async def test_stop_ends_running_streams_as_unavailable_and_is_idempotent(folder, tmp_path):
     engine = Engine(settings(folder, tmp_path))
     await engine.start()
-    generation = await engine.generate(
-        GenerationRequest(prompt=tokens(1, 20), options=GenerateOptions(max_tokens=1000, eos_token_ids=()))
-    )
-    await engine.stop()
+    with held_after(2):
+        generation = await engine.generate(
+            GenerationRequest(prompt=tokens(1, 20), options=GenerateOptions(max_tokens=1000, eos_token_ids=()))
+        )
+        await engine.stop()
     assert isinstance((await generation.finished()).error, UnavailableError)
     await engine.stop()
     assert engine.state is EngineState.STOPPED
@@ -116,11 +122,20 @@ async def test_a_long_row_is_rebuilt_in_whole_chunks_and_its_progress_never_goes
         return real(binding, rows, after)
 
     monkeypatch.setattr(packed_method, "dispatch_packed_step", faulty)
-    both = [asyncio.create_task(run(engine, tokens(seed, 100), max_tokens=20, eos_token_ids=())) for seed in (1, 2)]
-    assert [len((await task)[1]) for task in both] == [20, 20]
+    both = await together(engine, [tokens(seed, 100) for seed in (1, 2)], max_tokens=20, eos_token_ids=())
+    assert [len(ids) for _, ids, _, _ in both] == [20, 20]
     rebuilding = [len(units[0]) for units in widths[14:] if len(units) == 1]
     assert max(rebuilding) >= 32
     assert len(rebuilding) <= 2 * (2 + 100 // 32 + 3)
+
+
+async def together(engine, prompts, **options):
+    """What becomes of rows of which none is a step ahead when the last one comes."""
+    with held() as let_go:
+        running = [asyncio.create_task(run(engine, prompt, **options)) for prompt in prompts]
+        await until(lambda: len(engine._thread._batch) + len(engine._thread._incoming) == len(prompts))
+        let_go.set()
+        return await asyncio.gather(*running)
 
 
 async def test_stop_during_a_load_ends_the_load(folder, tmp_path):
@@ -194,7 +209,7 @@ async def test_a_row_whose_state_was_rebuilt_goes_on_as_if_nothing_had_happened(
         return real(binding, rows, after)
 
     monkeypatch.setattr(packed_method, "dispatch_packed_step", faulty)
-    found = await asyncio.gather(*(run(engine, tokens(seed, 30), **options) for seed in (1, 2)))
+    found = await together(engine, [tokens(seed, 30) for seed in (1, 2)], **options)
     assert steps[11] == 2
     assert [ids for _, ids, _, _ in found] == wanted
 
@@ -207,7 +222,7 @@ async def test_a_dead_device_ends_the_engine_and_is_told_to_who_waits(engine, mo
     failed = asyncio.create_task(engine.wait_failed())
     monkeypatch.setattr(packed_method.PackedMethod, "works", lambda method: dead(method, [], None))
     assert isinstance((await run(engine, tokens(1, 4), max_tokens=4))[3].error, EngineFailedError)
-    await asyncio.wait_for(failed, 10)
+    await asyncio.wait_for(failed, 60)
     assert engine.state is EngineState.FAILED
     with pytest.raises(EngineFailedError):
         await engine.generate(GenerationRequest(prompt=tokens(1, 2), options=GenerateOptions()))
@@ -244,20 +259,20 @@ async def test_a_step_that_hangs_cannot_keep_callers_waiting_for_the_end(folder,
 
     def hang(binding, rows, after):
         hanging.set()
-        release.wait(20)
+        release.wait(60)
         raise RuntimeError("the step was let go")
 
     engine = Engine(settings(folder, tmp_path))
     await engine.start()
     monkeypatch.setattr(packed_method, "dispatch_packed_step", hang)
-    monkeypatch.setattr("engine.execution.engine.STOP_SECONDS", 10 if hurried else 0.2)
+    monkeypatch.setattr("engine.execution.engine.STOP_SECONDS", 600 if hurried else 0.2)
     generation = await engine.generate(GenerationRequest(prompt=tokens(1, 4), options=GenerateOptions()))
-    await asyncio.to_thread(hanging.wait, 10)
+    await asyncio.to_thread(hanging.wait, 60)
     hurry = asyncio.Event()
     if hurried:
         hurry.set()
-    await asyncio.wait_for(engine.stop(hurry), 5)
-    end = await asyncio.wait_for(generation.finished(), 1)
+    await asyncio.wait_for(engine.stop(hurry), 60)
+    end = await asyncio.wait_for(generation.finished(), 60)
     assert isinstance(end.error, UnavailableError)
     assert end.stats.prompt_tokens == 4
     release.set()

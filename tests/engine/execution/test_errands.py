@@ -10,7 +10,8 @@ from engine.contracts.errors import EngineFailedError, UnavailableError
 from engine.contracts.results import FinishReason
 from engine.execution.delivery import Mailbox
 from engine.execution.job import Job
-from tests.engine.execution.thread_harness import STARTED, FakeRow, FakeStepper, Harness, end_of, until
+from tests.engine.execution.thread_harness import STARTED, FakeRow, FakeStepper, Harness, end_of
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -88,9 +89,12 @@ async def test_an_errand_that_nobody_wants_any_more_is_not_done(harness):
 
 
 async def test_errands_left_at_the_end_are_refused():
-    harness = Harness(load=lambda: threading.Event().wait(0.2) or FakeStepper())
+    stopping = threading.Event()
+    harness = Harness(load=lambda: FakeStepper() if stopping.wait(60) else None)
     harness.thread.start()
     errand = harness.thread.call(lambda: None)
+    harness.thread.stop()
+    stopping.set()
     await harness.stop()
     with pytest.raises(UnavailableError):
         await asyncio.wrap_future(errand)

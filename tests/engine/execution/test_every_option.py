@@ -189,7 +189,7 @@ async def outcome(engine, widths, options, cache=COLD):
     asked = GenerateOptions(cache=cache, **options)
     generation = await engine.generate(GenerationRequest(prompt=PROMPT, options=asked))
     shown, text = [], ""
-    while not isinstance(event := await asyncio.wait_for(generation.next_event(), 30), GenerationFinished):
+    while not isinstance(event := await asyncio.wait_for(generation.next_event(), 60), GenerationFinished):
         if isinstance(event, TokensGenerated):
             shown += event.tokens
             text += event.text

@@ -92,7 +92,7 @@ async def test_a_prompt_that_begins_like_an_earlier_one_begins_with_its_state(tm
         engine = Engine(settings(tmp_path / "m", tmp_path, **kept))
         await engine.start()
         await run(engine, tokens(3, 3), max_tokens=1)
-        assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
+        assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 60)
         for _ in range(2):
             _, ids, _, end = await run(engine, asked, **options)
             assert ids == greedy(oracle, list(asked.ids), 8)

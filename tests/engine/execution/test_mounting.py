@@ -23,7 +23,9 @@ from engine.execution.engine import Engine
 from tests.engine import tiny_model
 from tests.engine.adapters import tiny_adapters
 from tests.engine.execution.driving import collect, run, settings, tokens
+from tests.engine.execution.holding import held_after
 from tests.engine.models import tiny_llama
+from tests.waiting import until
 
 OPTIONS = {"max_tokens": 12, "eos_token_ids": ()}
 PROMPT = tokens(3, 40)
@@ -80,16 +82,17 @@ async def test_unmounting_waits_for_those_who_use_it_and_refuses_new_ones_at_onc
     _, ids = adapted
     info = await engine.mount_adapter("x", "a", model="")
     options = GenerateOptions(max_tokens=300, eos_token_ids=(), adapters=selected("x"))
-    user = await engine.generate(GenerationRequest(prompt=PROMPT, options=options))
-    await user.next_event()
-    unmounting = asyncio.create_task(engine.unmount_adapter("x", model=""))
-    await asyncio.sleep(0.02)
-    assert not unmounting.done()
-    with pytest.raises(NotFoundError, match="no adapter named 'x'"):
-        await run(engine, PROMPT, adapters=selected("x"), **OPTIONS)
+    with held_after(2):
+        user = await engine.generate(GenerationRequest(prompt=PROMPT, options=options))
+        await user.next_event()
+        unmounting = asyncio.create_task(engine.unmount_adapter("x", model=""))
+        await until(lambda: not engine.model.adapters)
+        with pytest.raises(NotFoundError, match="no adapter named 'x'"):
+            await run(engine, PROMPT, adapters=selected("x"), **OPTIONS)
+        assert not unmounting.done()
     assert (await run(engine, PROMPT, **OPTIONS))[1] == ids[""]
     assert (await collect(user))[1][:12] == ids["a"]
-    assert await asyncio.wait_for(unmounting, 10) == info.resident_bytes
+    assert await asyncio.wait_for(unmounting, 60) == info.resident_bytes
     assert engine.model.adapters == ()
     assert engine._thread._batch.stepper.adapters.sites.nbytes == 0
 
@@ -124,14 +127,14 @@ async def test_room_that_comes_while_an_adapter_is_mounted_is_kept(adapted, tmp_
 
         def slow(*arguments):
             loop.call_soon_threadsafe(reading.set)
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             return real(*arguments)
 
         monkeypatch.setattr(residency, "open_adapter", slow)
         mounting = asyncio.create_task(engine.mount_adapter("x", "a", model=""))
         await reading.wait()
         running.abort(AbortReason.REQUESTED)
-        await asyncio.wait_for(asyncio.gather(*engine._residency._retirements), 10)
+        await asyncio.wait_for(asyncio.gather(*engine._residency._retirements), 60)
         assert engine.load().state_limit_bytes > before
         go_on.set()
         await mounting

@@ -12,7 +12,9 @@ from engine.contracts.prompt import TokenPrompt
 from engine.execution.engine import Engine
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings
+from tests.engine.execution.holding import held, held_after
 from tests.engine.models.tiny_llama import random_prompt
+from tests.waiting import until
 
 CONTEXT = 2048
 KV_BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
@@ -164,15 +166,20 @@ async def test_eight_requests_with_one_prefix_at_once_are_each_as_if_alone(long_
 async def test_a_key_is_as_long_as_the_state_under_it_after_a_cancellation_at_any_step(engine, events):
     """Field report 48: a state of N tokens stored under N-1 feeds the last token twice."""
     asked = prompt((1, 17))
-    neighbour = asyncio.create_task(run(engine, prompt((9, 60)), max_tokens=40, eos_token_ids=()))
-    generation = await engine.generate(
-        GenerationRequest(prompt=asked, options=GenerateOptions(max_tokens=30, eos_token_ids=(), prefill_chunk_size=8))
-    )
-    for _ in range(events):
-        await generation.next_event()
-    generation.abort(AbortReason.REQUESTED)
-    _, _, _, end = await collect(generation)
-    await neighbour
+    told = 0
+    with held(lambda row: row.prompt_tokens == 17 and row.position > 8 * told):  # an event brings about the next one
+        neighbour = asyncio.create_task(run(engine, prompt((9, 60)), max_tokens=40, eos_token_ids=()))
+        generation = await engine.generate(
+            GenerationRequest(
+                prompt=asked, options=GenerateOptions(max_tokens=60, eos_token_ids=(), prefill_chunk_size=8)
+            )
+        )
+        while told < events:
+            await asyncio.wait_for(generation.next_event(), 60)
+            told += 1
+        generation.abort(AbortReason.REQUESTED)
+        _, _, _, end = await collect(generation)
+        await neighbour
     for entry in await store_of(engine):
         assert {snapshot.tokens for snapshot in entry.snapshots} == {len(entry.key) // 4}
     if len(end.stats.cache_tokens) >= 16:
@@ -207,21 +214,20 @@ async def test_rows_take_the_memory_that_kept_prefixes_hold(long_folder, tmp_pat
         for seed in (1, 2):
             await run(engine, prompt((seed, 100)), **GREEDY)
         assert len(await store_of(engine)) == 2
-        generation = await engine.generate(
-            GenerationRequest(
-                prompt=prompt((1, 100), (3, 600)), options=GenerateOptions(**(GREEDY | {"max_tokens": 60}))
+        with held_after(1):
+            generation = await engine.generate(
+                GenerationRequest(
+                    prompt=prompt((1, 100), (3, 600)), options=GenerateOptions(**(GREEDY | {"max_tokens": 60}))
+                )
             )
-        )
-        started = await generation.next_event()
-        assert started.cached_tokens == 100
-        store = engine._thread._batch._prefixes._store
-        assert store.nbytes == 0
+            started = await generation.next_event()
+            assert started.cached_tokens == 100
+            store = engine._thread._batch._prefixes._store
+            assert store.nbytes == 0
         _, ids, _, _ = await collect(generation)
         assert len(ids) == 60
-        for _ in range(2000):
-            if not store.nbytes:
-                await asyncio.sleep(0.005)
-        assert 0 < store.nbytes <= budget
+        await until(lambda: store.nbytes)
+        assert store.nbytes <= budget
 
 
 async def test_a_long_prompt_serves_others_while_its_row_still_generates(engine):
@@ -248,7 +254,7 @@ async def test_a_conversation_outlives_prompts_without_one(long_folder, tmp_path
 
 async def disk_is_read(engine):
     await run(engine, prompt((9, 3)), max_tokens=1)
-    assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 10)
+    assert await asyncio.to_thread(engine._thread._batch._prefixes._disk.wait_idle, 60)
 
 
 async def test_long_prompts_are_warm_after_a_restart_of_the_same_model_alone(long_folder, tmp_path, caplog):

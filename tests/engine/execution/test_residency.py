@@ -19,6 +19,7 @@ from engine.execution.packed_method import PackedMethod
 from engine.generation.memory import usable_bytes
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings, tokens
+from tests.waiting import until
 
 RELOADS = 50
 PROMPT = tokens(3, 20)
@@ -43,20 +44,12 @@ async def started(folder, tmp_path, **changes):
         await engine.stop()
 
 
-async def begun(engine, max_tokens=2000, **more):
+async def begun(engine, max_tokens=4000, **more):
     """A generation that has its first event."""
     request = GenerationRequest(prompt=PROMPT, options=GenerateOptions(max_tokens=max_tokens, **GREEDY), **more)
     generation = await engine.generate(request)
-    await asyncio.wait_for(generation.next_event(), 10)
+    await asyncio.wait_for(generation.next_event(), 60)
     return generation
-
-
-async def until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 async def test_a_new_model_answers_next_and_streams_of_the_old_one_end_as_they_would_have(changing, tmp_path):
@@ -134,13 +127,13 @@ async def test_one_load_at_a_time(changing, tmp_path, monkeypatch):
 
     def slow(*arguments, **named):
         entered.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return real(*arguments, **named)
 
     async with started(changing, tmp_path) as engine:
         monkeypatch.setattr(residency, "find_files", slow)
         first = asyncio.create_task(engine.load_model(""))
-        await asyncio.to_thread(entered.wait, 10)
+        await asyncio.to_thread(entered.wait, 60)
         for change in (
             engine.load_model(""),
             engine.unload_model("tiny"),
@@ -157,8 +150,14 @@ async def test_one_load_at_a_time(changing, tmp_path, monkeypatch):
 async def test_rows_keep_running_while_a_model_is_read(changing, tmp_path, monkeypatch):
     async with started(changing, tmp_path) as engine:
         running = await begun(engine)
-        seen = []
-        await engine.load_model("", lambda progress: seen.append(engine.load().generated_tokens))
+        seen, real = [], engine._thread.breathe
+
+        def watched():
+            real()
+            seen.append(engine.load().generated_tokens)
+
+        monkeypatch.setattr(engine._thread, "breathe", watched)
+        await engine.load_model("")
         assert seen[-1] > seen[0] + 3
         running.abort(AbortReason.REQUESTED)
         await running.finished()
@@ -171,12 +170,12 @@ async def test_a_load_whose_caller_leaves_ends_and_changes_nothing(changing, tmp
 
         def slow(*arguments, **named):
             loop.call_soon_threadsafe(reading.set)
-            go_on.wait(10)
+            go_on.wait(60)
             return real(*arguments, **named)
 
         monkeypatch.setattr("engine.artifacts.weights.mx.load", slow)
         load = asyncio.create_task(engine.load_model(""))
-        await asyncio.wait_for(reading.wait(), 10)
+        await asyncio.wait_for(reading.wait(), 60)
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
@@ -193,7 +192,7 @@ async def test_a_fetch_whose_caller_leaves_gives_its_place_back_and_what_it_brin
 
     def slow(*arguments, progress, **named):
         fetching.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
         files = real(*arguments, progress=progress, **named)
         progress(LoadProgress(phase=LoadPhase.FETCHING))
         return files
@@ -202,7 +201,7 @@ async def test_a_fetch_whose_caller_leaves_gives_its_place_back_and_what_it_brin
         monkeypatch.setattr(residency, "find_files", slow)
         told = []
         load = asyncio.create_task(engine.load_model("", told.append))
-        await asyncio.to_thread(fetching.wait, 10)
+        await asyncio.to_thread(fetching.wait, 60)
         load.cancel()
         with pytest.raises(asyncio.CancelledError):
             await load
@@ -241,7 +240,7 @@ async def test_unloading_ends_generations_as_aborted_and_another_load_serves_aga
 
 async def test_unloading_a_new_model_ends_none_of_the_streams_of_the_one_that_it_has_replaced(changing, tmp_path):
     async with started(changing, tmp_path) as engine:
-        old = await begun(engine, max_tokens=3000)
+        old = await begun(engine)
         await engine.load_model("")
         new = await begun(engine)
         assert len(engine.live_generations()) == 2

@@ -14,6 +14,7 @@ from engine.contracts.results import FinishReason
 from engine.execution.engine import Engine
 from tests.engine import tiny_model
 from tests.engine.execution.driving import collect, run, settings, tokens
+from tests.engine.execution.holding import held_after
 
 LONG = {"max_tokens": 24, "eos_token_ids": ()}
 POINTS = ((0.0, 0.0), (5.0, 30.0), (100.0, 60.0))
@@ -86,15 +87,15 @@ async def test_what_one_row_asks_never_reaches_rows_that_join_after_or_beside_it
 async def test_a_row_whose_sampling_fails_ends_alone(engine, monkeypatch, where):
     kinds = [KINDS["greedy"], KINDS["top-p"], KINDS["penalties"]]
     wanted = [await ids_of(engine, seed, **kind) for seed, kind in enumerate(kinds)]
-    others = [asyncio.create_task(ids_of(engine, seed, **kind)) for seed, kind in enumerate(kinds)]
-    await asyncio.sleep(0.002)
-    bad = await engine.generate(request(9, **KINDS["drawn"]))
-    if where == "history":
-        monkeypatch.setattr(bad._row, "_newest_tokens", lambda count: 1 / 0)
-    elif where == "processor":
-        bad._row._recipe.bias_ids = [1, 2]
-    else:
-        bad._row._recipe.temperature = "warm"
+    with held_after(3):
+        others = [asyncio.create_task(ids_of(engine, seed, **kind)) for seed, kind in enumerate(kinds)]
+        bad = await engine.generate(request(9, **KINDS["drawn"]))
+        if where == "history":
+            monkeypatch.setattr(bad._row, "_newest_tokens", lambda count: 1 / 0)
+        elif where == "processor":
+            bad._row._recipe.bias_ids = [1, 2]
+        else:
+            bad._row._recipe.temperature = "warm"
     *_, end = await collect(bad)
     assert end.finish_reason is FinishReason.ERROR
     assert isinstance(end.error, GenerationFailedError)

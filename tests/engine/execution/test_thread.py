@@ -14,7 +14,8 @@ from engine.contracts.errors import (
 from engine.contracts.events import GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.generation.row import RowFault
-from tests.engine.execution.thread_harness import Harness, end_of, events_of, until
+from tests.engine.execution.thread_harness import Harness, end_of, events_of
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -99,8 +100,9 @@ async def test_a_row_that_fails_late_is_found_although_it_passed_before(harness)
 
 
 async def test_rows_that_fail_only_together_lose_the_newest_and_the_rest_goes_on(harness):
-    harness.stepper.most_together = 1
+    harness.stepper.most_together, harness.stepper.gated = 1, True
     jobs = [harness.submit(length=6)[0] for _ in range(2)]
+    harness.stepper.gate.release(1000)
     ends = [await end_of(job) for job in jobs]
     assert sorted(end.finish_reason.value for end in ends) == ["error", "length"]
 
@@ -225,13 +227,18 @@ async def test_an_idle_thread_rests_and_reports_no_stall(harness):
     await until(lambda: harness.stepper.rests >= 1 and harness.thread.stalled_seconds() == 0)
 
 
-async def test_a_recent_maximum_of_step_times_is_told(harness):
+async def test_a_recent_maximum_of_step_times_is_told():
+    now = [100.0]
+    harness = Harness(clock=lambda: now[0])
     harness.stepper.gated = True
+    harness.thread.start()
     job, _ = harness.submit(length=2)
-    await asyncio.sleep(0.05)
+    await until(lambda: harness.stepper.at_gate)
+    now[0] += 2.0
     harness.stepper.gate.release(10)
     await end_of(job)
-    assert 0.04 < harness.thread.step_seconds < 5
+    await harness.stop()
+    assert 1.5 < harness.thread.step_seconds <= 2.0
 
 
 async def test_a_step_that_hangs_shows_as_a_stall(harness):

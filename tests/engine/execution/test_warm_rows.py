@@ -173,7 +173,7 @@ def test_after_a_round_trip_over_the_disk(rows, tmp_path, shared):
     rows.keeper.close()
     assert len(rows.store) == 0
     rows.keeper._disk = PrefixDisk(tmp_path / "kept", identity="", capacity_bytes=10**9)
-    assert rows.keeper._disk.wait_idle(10)
+    assert rows.keeper._disk.wait_idle(60)
     check(rows, text(1, shared) + text(2, 50), shared=shared, boundary=499 if shared == 500 else 0)
     rows.keeper.close()
 

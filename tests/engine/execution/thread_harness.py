@@ -149,6 +149,7 @@ class FakeStepper:
         self.dead = False
         self.gate = threading.Semaphore(0)
         self.gated = False
+        self.at_gate = False
         self.faults = 0
         self.closed = False
         self.ended_generations = 0
@@ -168,7 +169,8 @@ class FakeStepper:
     def run(self, rows, positions):
         """The device's part: whatever goes wrong shows when a step is read."""
         if self.gated:
-            assert self.gate.acquire(timeout=10)
+            self.at_gate = True
+            assert self.gate.acquire(timeout=60)
         self.steps += 1
         if self.faults:
             self.faults -= 1
@@ -196,7 +198,7 @@ class FakeStepper:
 
 
 class Harness:
-    def __init__(self, *, max_queue=4, load=None):
+    def __init__(self, *, max_queue=4, load=None, clock=time.perf_counter):
         self.stepper = FakeStepper()
         self.ends = []
         self.submitted = 0
@@ -205,7 +207,7 @@ class Harness:
             dispatcher=Dispatcher(asyncio.get_running_loop()),
             on_end=self.ends.append,
             max_queue=max_queue,
-            clock=time.perf_counter,
+            clock=clock,
         )
 
     def submit(self, **row):
@@ -223,20 +225,12 @@ class Harness:
 
 
 async def end_of(job):
-    return await asyncio.wait_for(job.mailbox.finished(), 10)
+    return await asyncio.wait_for(job.mailbox.finished(), 60)
 
 
 async def events_of(job):
     events = []
     while True:
-        events.append(await asyncio.wait_for(job.mailbox.next_event(), 10))
+        events.append(await asyncio.wait_for(job.mailbox.next_event(), 60))
         if isinstance(events[-1], GenerationFinished):
             return events
-
-
-async def until(condition):
-    for _ in range(2000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("the condition never came true")

@@ -25,7 +25,7 @@ def test_its_own_work_comes_first_and_tasks_follow_in_order(opened):
     worker = opened(lambda: done.append("own"))
     for number in range(20):
         worker.submit(lambda number=number: done.append(number))
-    assert worker.wait_idle(10)
+    assert worker.wait_idle(60)
     assert done == ["own", *range(20)]
 
 
@@ -38,16 +38,16 @@ def test_its_own_work_comes_again_when_there_is_no_task_for_a_while(opened):
             twice.set()
 
     opened(own, idle_seconds=0.001)
-    assert twice.wait(10)
+    assert twice.wait(60)
 
 
 def test_what_tasks_hold_counts_until_they_are_done(opened):
     worker, gate = opened(), threading.Event()
-    worker.submit(lambda: gate.wait(10), nbytes=5)
+    worker.submit(lambda: gate.wait(60), nbytes=5)
     worker.submit(lambda: None, nbytes=7)
     assert worker.held_bytes == 12
     gate.set()
-    assert worker.wait_idle(10)
+    assert worker.wait_idle(60)
     assert worker.held_bytes == 0
 
 
@@ -61,7 +61,7 @@ def test_a_fault_costs_its_own_task(opened, caplog):
     worker.submit(refuse)
     worker.submit(lambda: 1 / 0)
     worker.submit(lambda: done.append(True))
-    assert worker.wait_idle(10)
+    assert worker.wait_idle(60)
     assert [error.errno for error in refused] == [28]
     assert "work on the disk has failed" in caplog.text
     assert done == [True]
@@ -69,7 +69,7 @@ def test_a_fault_costs_its_own_task(opened, caplog):
 
 def test_what_is_queued_at_the_close_is_done_and_what_comes_later_is_done_at_once(opened):
     worker, gate, done = opened(), threading.Event(), []
-    worker.submit(lambda: gate.wait(10))
+    worker.submit(lambda: gate.wait(60))
     worker.submit(lambda: done.append("queued"))
     gate.set()
     worker.close(10)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import mlx.core as mx
@@ -35,7 +36,7 @@ def opened(tmp_path):
     def open_disk(folder=tmp_path / "kept", *, identity="here", capacity_bytes=ROOM):
         disk = PrefixDisk(folder, identity=identity, capacity_bytes=capacity_bytes)
         disks.append(disk)
-        assert disk.wait_idle(10)
+        assert disk.wait_idle(60)
         return disk
 
     yield open_disk
@@ -46,7 +47,7 @@ def opened(tmp_path):
 def offer(disk, *entries):
     for one in entries:
         disk.offer(one)
-    assert disk.wait_idle(10)
+    assert disk.wait_idle(60)
 
 
 def tokens_found(disk, prompt, namespace=""):
@@ -108,15 +109,18 @@ def test_a_longer_entry_takes_the_place_of_shorter_ones(opened, tmp_path):
 
 def test_a_waiting_entry_is_replaced_by_a_longer_one(opened, tmp_path, monkeypatch):
     disk, written = opened(), []
-    slow = prefix_disk.write_prefix_file
+    real, all_offered = prefix_disk.write_prefix_file, threading.Event()
 
     def write(path, record, layers):
-        time.sleep(0.05)
+        assert all_offered.wait(60)
         written.append(len(record.key) // 4)
-        slow(path, record, layers)
+        real(path, record, layers)
 
     monkeypatch.setattr(prefix_disk, "write_prefix_file", write)
-    offer(disk, *(entry(range(length)) for length in (20, 30, 40, 50)))
+    for length in (20, 30, 40, 50):
+        disk.offer(entry(range(length)))
+    all_offered.set()
+    assert disk.wait_idle(60)
     assert written[-1] == 50
     assert len(written) <= 2
 
@@ -124,9 +128,12 @@ def test_a_waiting_entry_is_replaced_by_a_longer_one(opened, tmp_path, monkeypat
 def test_the_queue_is_bounded_and_drops_the_oldest(opened, monkeypatch):
     disk = opened()
     monkeypatch.setattr(prefix_disk, "QUEUE_BYTES", 3 * entry(range(20)).nbytes)
-    slow = prefix_disk.write_prefix_file
-    monkeypatch.setattr(prefix_disk, "write_prefix_file", lambda *given: (time.sleep(0.1), slow(*given)))
-    offer(disk, *(entry(range(start, start + 20)) for start in range(1, 200, 20)))
+    real, all_offered = prefix_disk.write_prefix_file, threading.Event()
+    monkeypatch.setattr(prefix_disk, "write_prefix_file", lambda *given: (all_offered.wait(60), real(*given)))
+    for start in range(1, 200, 20):
+        disk.offer(entry(range(start, start + 20)))
+    all_offered.set()
+    assert disk.wait_idle(60)
     assert 3 <= len(disk) <= 4
     assert tokens_found(disk, range(181, 220)) == 20
 
@@ -408,7 +415,7 @@ WRITER = """
     print("ready", flush=True)
     for start in range(1, 10**6, 300):
         disk.offer(entry(range(start, start + 200), width=2048))
-        disk.wait_idle(10)
+        disk.wait_idle(60)
 """
 
 

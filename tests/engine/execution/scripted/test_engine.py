@@ -100,7 +100,7 @@ async def test_an_abort_ends_a_pause(opened: Opened, name: str) -> None:
     generation = await engine.generate(GenerationRequest(prompt=chosen(name), options=GenerateOptions()))
     await generation.next_event()
     generation.abort(AbortReason.REQUESTED)
-    _, ids, _, end = await collect(generation, event_seconds=5)
+    _, ids, _, end = await collect(generation, event_seconds=60)
     assert end.finish_reason is FinishReason.CANCELLED
     assert end.stats.generated_tokens == len(ids) < 1000
 
@@ -118,7 +118,7 @@ async def test_a_script_can_end_the_engine(opened: Opened) -> None:
     engine = await opened()
     _, _, text, end = await run(engine, chosen("dies"))
     assert (text, type(end.error)) == ("a ", EngineFailedError)
-    await asyncio.wait_for(engine.wait_failed(), 5)
+    await asyncio.wait_for(engine.wait_failed(), 60)
     assert engine.state is EngineState.FAILED
 
 
