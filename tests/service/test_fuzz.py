@@ -42,6 +42,7 @@ async def drained() -> AsyncIterator[Serving]:
         yield running
 
 
+@pytest.mark.timeout(600)
 async def test_ten_thousand_malformed_requests_are_told_apart_and_survived(serving: Serving, drained: Serving) -> None:
     """Hypothesis makes messages, a seeded hand damages them, and the whole stack answers."""
     tasks_before = len(asyncio.all_tasks())

@@ -30,6 +30,7 @@ def no_hub(monkeypatch):
     monkeypatch.setattr(catalogue, "pull", pull)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("no_hub")
 async def test_an_engine_survives_whatever_operators_send_and_tells_each_request_apart(tmp_path):
     oracle = tiny_model.write(tmp_path / "tiny", max_position_embeddings=CONTEXT)
