@@ -1,10 +1,11 @@
 """What the tools of each kind of deployment file say of ours; each is skipped where its tool is not installed.
 
-`make check` installs hadolint, the schemas of Kubernetes and Envoy; systemd brings its own judge.
+`make check` installs hadolint, the schemas of Kubernetes and Envoy; systemd and Prometheus bring their own judges.
 """
 
 from __future__ import annotations
 
+import json
 import plistlib
 import shutil
 import subprocess
@@ -121,3 +122,29 @@ def test_launchd_knows_every_key_of_the_job() -> None:
 def test_plutil_takes_the_job() -> None:
     status, told = said(tool("plutil"), "-lint", str(DEPLOY / "launchd/org.mlx-stream.server.plist"))
     assert status == 0, told
+
+
+def test_promtool_takes_the_alerts_and_the_questions_of_the_dashboard(tmp_path: Path) -> None:
+    promtool, rules = tool("promtool"), tmp_path / "dashboard.yaml"
+    asked = [{"record": f"asked:{place}", "expr": each_interval(text)} for place, text in enumerate(expressions())]
+    rules.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": asked}]}))
+    for file in (DEPLOY / "prometheus/alerts.yaml", rules):
+        status, told = said(promtool, "check", "rules", str(file))
+        assert status == 0, told
+
+
+def test_promtool_would_object(tmp_path: Path) -> None:
+    bad = tmp_path / "alerts.yaml"
+    bad.write_text((DEPLOY / "prometheus/alerts.yaml").read_text().replace("mlx_stream_ready == 0", "sum by ready"))
+    assert said(tool("promtool"), "check", "rules", str(bad))[0] == 1
+
+
+def expressions() -> list[str]:
+    """What the dashboard asks."""
+    panels = json.loads((DEPLOY / "grafana/mlx-stream.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel["targets"]]
+
+
+def each_interval(expression: str) -> str:
+    """As Grafana sends it: with its own variable filled in."""
+    return expression.replace("$__rate_interval", "5m")
