@@ -163,8 +163,11 @@ class GenerationHandlers:
             case _:
                 raise InvalidRequestError.of("target", "one of request_id and generation_id must be set")
         if generation is None:
-            await self._durable.forget(caller, request.generation_id)
-            return generation_pb2.AbortResponse(status=generation_pb2.ABORT_STATUS_NOT_RUNNING)
+            ended = await self._durable.forget(caller, request.generation_id)
+            return generation_pb2.AbortResponse(
+                status=generation_pb2.ABORT_STATUS_NOT_RUNNING,
+                stats=encode_stats(ended.stats) if ended is not None else None,
+            )
         finished = await generation.finished()
         aborted = finished.finish_reason is FinishReason.CANCELLED
         return generation_pb2.AbortResponse(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.contracts.durability import Continuation, DurableFolder
+    from engine.contracts.events import GenerationFinished
     from engine.execution.engine import DurableAcceptance, Engine
     from service.durable.generation import Attachment
     from service.durable.header import LogHeader
@@ -105,25 +106,32 @@ class DurableGenerations:
             raise
         return generation.attach(after_sequence)
 
-    async def forget(self, caller: str, generation_id: str) -> None:
+    async def forget(self, caller: str, generation_id: str) -> GenerationFinished | None:
         """Drop what is kept of a generation of this caller that does not run; without effect if there is none.
 
         One that has come to its end here is let go of and stays on disk, as one that was running does: whoever leaves a
-        stream does not know how far ahead of them it is.
+        stream does not know how far ahead of them it is. One that another process holds is that one's.
+
+        Returns:
+            How it ended, so that whoever asks several servers need ask no other; None where that is not known.
         """
         here = self._here.get(generation_id)
+        if here is not None and here.log.header.caller != caller:
+            return None
         if here is not None:
-            if here.log.header.caller == caller and not here.is_running and not here.is_read:
+            if not here.is_running and not here.is_read:
                 here.leave()
-            return
+            return here.log.ending
         try:
-            found = await self._opened(generation_id)
+            found = await self._opened(generation_id, patience_seconds=0.0)
         except EngineError:
-            return
-        if found.require_log().header.caller == caller:
-            found.remove()
-        else:
+            return None
+        log = found.require_log()
+        if log.header.caller != caller:
             found.let_go()
+            return None
+        found.remove()
+        return log.ending
 
     def drain(self) -> None:
         """The server is about to end: what nobody reads is given up, for another process to go on with."""
@@ -150,9 +158,9 @@ class DurableGenerations:
                 return generation
         return None
 
-    async def _opened(self, generation_id: str) -> FoundGeneration:
+    async def _opened(self, generation_id: str, *, patience_seconds: float = BUSY_SECONDS) -> FoundGeneration:
         """What is kept of a generation; whoever holds it may be about to let go of it."""
-        store, latest = self._engine.durable_store, asyncio.get_running_loop().time() + BUSY_SECONDS
+        store, latest = self._engine.durable_store, asyncio.get_running_loop().time() + patience_seconds
         while True:
             try:
                 return await _beside(open_found, store, generation_id, undo=_let_go)
