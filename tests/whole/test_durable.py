@@ -117,7 +117,7 @@ async def test_a_row_that_nobody_reads_goes_on_for_the_grace_period_and_stays_on
     async with life(whole_folder, tmp_path, grace_seconds=0.05) as (whole, client):
         stream = raw_stream(client, request)
         seen = await read(stream, 20)
-        stream._reader._current.cancel()
+        stream._reader._call.cancel()
         await until(lambda: not whole.jobs)
         more = await read(client.resume(seen.generation_id, after_sequence=seen.sequence, durable=False), 10)
         assert more.resumed_tokens >= 20

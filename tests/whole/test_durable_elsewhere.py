@@ -64,7 +64,7 @@ async def test_an_adapter_that_leaves_while_nobody_reads_ends_nothing_for_good(a
         expected = await read(client.stream(**ordinary(request)))
         stream = raw_stream(client, request | {"max_tokens": 3000})
         seen = await read(stream, CUT_TOKENS)
-        stream._reader._current.cancel()
+        stream._reader._call.cancel()
         await admin.UnmountAdapter(admin_pb2.UnmountAdapterRequest(id="x"))  # waits for the row
         await refused(client, seen, "adapters")
         await admin.MountAdapter(admin_pb2.MountAdapterRequest(id="x", source="a"))

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 import mlxstream
-from mlxstream.connection import checked_target, checked_token, service_config
+from mlxstream.connection import checked_targets, checked_token, joined, service_config
 from mlxstream.v1.generation_pb2 import GenerateRequest
 from tests.clients.python.scripted_server import (
     READINESS_SERVICE,
@@ -37,14 +37,14 @@ def threaded_server() -> Iterator[ThreadedServer]:
 
 
 def test_several_addresses_make_one_target() -> None:
-    assert checked_target(["10.0.0.1:50051", "10.0.0.2:50051"]) == "ipv4:10.0.0.1:50051,10.0.0.2:50051"
-    assert checked_target(["[::1]:1", "[::1]:2"]) == "ipv6:[::1]:1,[::1]:2"
+    assert joined(["10.0.0.1:50051", "10.0.0.2:50051"]) == "ipv4:10.0.0.1:50051,10.0.0.2:50051"
+    assert joined(["[::1]:1", "[::1]:2"]) == "ipv6:[::1]:1,[::1]:2"
 
 
 @pytest.mark.parametrize("targets", [[], ["10.0.0.1:1", "[::1]:1"], ["10.0.0.1"]])
 def test_addresses_that_cannot_be_joined_are_refused(targets: list[str]) -> None:
     with pytest.raises(ValueError, match="target"):
-        checked_target(targets)
+        checked_targets(targets)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\n", "ä"])

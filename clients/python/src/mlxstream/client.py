@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from mlxstream.calls import Calls
 from mlxstream.connection import (
     READINESS_SERVICE,
-    Connection,
     Tls,
-    checked_target,
+    checked_targets,
     checked_timeout,
     checked_token,
-    connect,
     unary_method,
 )
-from mlxstream.durable import Calls, Durability, DurableReader
-from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, MlxStreamError, UnavailableError
-from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
+from mlxstream.durable import Durability
+from mlxstream.errors import DeadlineExceededError, ErrorDetails, LocalReason, UnavailableError
+from mlxstream.failures import error_of
+from mlxstream.reader import EventReader
 from mlxstream.requests import Messages, Prompt, chat_prompt, filled, generation_request
 from mlxstream.results import FinishReason, Generation
-from mlxstream.stream import AsyncTextStream, Call, EventReader
+from mlxstream.stream import AsyncTextStream
 from mlxstream.v1.delivery_pb2 import DeliveryOptions
-from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest, ResumeRequest
+from mlxstream.v1.generation_pb2 import AbortRequest, AbortResponse, CompleteRequest, GenerateRequest
 from mlxstream.v1.model_pb2 import (
     DetokenizeRequest,
     EstimateMemoryRequest,
@@ -50,11 +49,6 @@ DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_SECONDS = 600.0
 READINESS_PAUSE_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 10.0
-# How long a client that is closed may take to tell the server of durable streams that were left.
-FAREWELL_SECONDS = 2.0
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 
 class AsyncClient:
@@ -87,15 +81,14 @@ class AsyncClient:
         Raises:
             ValueError: The target, the token or the deadline cannot be one.
         """
-        self._target = checked_target(target)
-        self._tls = tls
-        self._timeout_seconds = checked_timeout(timeout_seconds)
-        self._balanced = not isinstance(target, str) if balanced is None else balanced
-        self._metadata = (*metadata, *checked_token(token))
-        self._connection: Connection | None = None
-        self._closed = False
-        self._farewells: set[asyncio.Task[None]] = set()
-        self._durable: weakref.WeakSet[DurableReader] = weakref.WeakSet()
+        self._calls = Calls(
+            checked_targets(target),
+            tls=tls,
+            balanced=not isinstance(target, str) if balanced is None else balanced,
+            timeout_seconds=timeout_seconds,
+            metadata=(*metadata, *checked_token(token)),
+        )
+        self._readers: weakref.WeakSet[EventReader] = weakref.WeakSet()
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -111,14 +104,10 @@ class AsyncClient:
         Whoever reads one, and whoever calls later, gets a `GenerationCancelledError` with the reason "CLIENT_CLOSED".
         Durable generations do not end with it: the server is told of each, which takes two seconds at most.
         """
-        await asyncio.sleep(0)  # streams that were just left say so on the next turn of the loop
-        for reader in tuple(self._durable):
-            reader.part()
-        if self._farewells:
-            await asyncio.wait(set(self._farewells), timeout=FAREWELL_SECONDS)
-        self._closed = True
-        if self._connection is not None:
-            await self._connection.channel.close()
+        for reader in tuple(self._readers):
+            reader.close()
+        await self._calls.settle()
+        await self._calls.close()
 
     def stream(
         self,
@@ -156,22 +145,15 @@ class AsyncClient:
             ValueError: A value does not fit its field.
             MlxStreamError: From the iteration: the generation failed.
         """
-        facts = self._facts(timeout_seconds)
+        facts = self._calls.facts(timeout_seconds)
         request = generation_request(
             GenerateRequest, prompt, options, delivery=delivery, model=model, request_id=request_id
         )
-
-        if durable or request.delivery.durable:
-            request.delivery.durable = True
-            request.request_id = request.request_id or uuid.uuid4().hex  # tells the server a repetition from a twin
-            return self._durable_stream(DurableReader(self._calls(request), facts, _durability(durable)))
-
-        def open_call() -> Call:
-            return self._connected().generations.Generate(
-                request, timeout=facts.timeout_seconds, metadata=self._metadata
-            )
-
-        return AsyncTextStream(EventReader(open_call, facts))
+        if not durable and not request.delivery.durable:
+            return self._stream(EventReader(self._calls, facts, request))
+        request.delivery.durable = True
+        request.request_id = request.request_id or uuid.uuid4().hex  # tells the server a repetition from a twin
+        return self._stream(EventReader(self._calls, facts, request, _durability(durable)))
 
     def resume(
         self,
@@ -198,52 +180,19 @@ class AsyncClient:
                 when that point is not kept any more, `FailedPreconditionError` when another model is served,
                 `DataLossError` when what was kept is damaged.
         """
-        durability = _durability(durable) if durable else Durability(patience_seconds=0.0)
-        reader = DurableReader(
-            self._calls(GenerateRequest()),
-            self._facts(timeout_seconds),
-            durability,
+        reader = EventReader(
+            self._calls,
+            self._calls.facts(timeout_seconds),
+            GenerateRequest(),
+            _durability(durable) if durable else Durability(patience_seconds=0.0),
             generation_id=generation_id,
             after_sequence=after_sequence,
         )
-        return self._durable_stream(reader)
+        return self._stream(reader)
 
-    def _durable_stream(self, reader: DurableReader) -> AsyncTextStream:
-        self._durable.add(reader)
+    def _stream(self, reader: EventReader) -> AsyncTextStream:
+        self._readers.add(reader)
         return AsyncTextStream(reader)
-
-    def _calls(self, request: GenerateRequest) -> Calls:
-        """The calls of one durable generation, the first of which sends `request`."""
-
-        def begin(timeout_seconds: float | None) -> Call:
-            return self._connected().generations.Generate(request, timeout=timeout_seconds, metadata=self._metadata)
-
-        def resume(generation_id: str, after_sequence: int, timeout_seconds: float | None) -> Call:
-            point = ResumeRequest(generation_id=generation_id, after_sequence=after_sequence)
-            return self._connected().generations.Resume(point, timeout=timeout_seconds, metadata=self._metadata)
-
-        def abort(generation_id: str) -> None:
-            work = self._abort_quietly(generation_id or None, request.request_id or None)
-            farewell = asyncio.get_running_loop().create_task(work, name=generation_id)
-            self._farewells.add(farewell)
-            farewell.add_done_callback(self._farewells.discard)
-
-        return Calls(begin=begin, resume=resume, abort=abort, settle=self._settle)
-
-    async def _settle(self, generation_id: str) -> None:
-        """Wait for the farewell to a generation: one that comes late would end what is resumed."""
-        await asyncio.sleep(0)  # a stream that was just left says so on the next turn of the loop
-        farewells = {farewell for farewell in self._farewells if farewell.get_name() == generation_id}
-        if farewells:
-            await asyncio.wait(farewells, timeout=FAREWELL_SECONDS)
-
-    async def _abort_quietly(self, generation_id: str | None, request_id: str | None) -> None:
-        """End a generation that nobody reads any more, by the server's id of it, or before that is known by its own.
-
-        Where that fails, the server ends it by itself.
-        """
-        with contextlib.suppress(MlxStreamError, RuntimeError):
-            await self.abort(generation_id=generation_id, request_id=None if generation_id else request_id)
 
     async def generate(
         self,
@@ -277,7 +226,7 @@ class AsyncClient:
         request = generation_request(
             CompleteRequest, prompt, options, delivery=delivery, model=model, request_id=request_id
         )
-        response = await self._call(self._connected().generations.Complete, request, timeout_seconds)
+        response = await self._calls.answer(self._calls.connected().generations.Complete, request, timeout_seconds)
         return Generation(
             text=response.text,
             tokens=tuple(response.tokens),
@@ -290,12 +239,12 @@ class AsyncClient:
     async def abort(self, *, request_id: str | None = None, generation_id: str | None = None) -> AbortResponse:
         """End a generation by one of its names. One that does not run (any more) is not an error."""
         request = AbortRequest(request_id=request_id, generation_id=generation_id)
-        return await self._call(self._connected().generations.Abort, request)
+        return await self._calls.abort(request)
 
     async def tokenize(self, text: str, *, model: str = "", add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
         request = TokenizeRequest(text=text, model=model, add_special_tokens=add_special_tokens)
-        response = await self._call(self._connected().models.Tokenize, request)
+        response = await self._calls.answer(self._calls.connected().models.Tokenize, request)
         return list(response.ids)
 
     async def detokenize(self, ids: Sequence[int], *, model: str = "", skip_special_tokens: bool = True) -> str:
@@ -303,13 +252,13 @@ class AsyncClient:
         request = filled(
             DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens), {"ids": ids}, "argument"
         )
-        response = await self._call(self._connected().models.Detokenize, request)
+        response = await self._calls.answer(self._calls.connected().models.Detokenize, request)
         return response.text
 
     async def render_chat(self, messages: Messages, *, model: str = "") -> RenderChatResponse:
         """The text and the token ids that `stream` would run for a conversation."""
         request = RenderChatRequest(chat=chat_prompt(messages), model=model)
-        return await self._call(self._connected().models.RenderChat, request)
+        return await self._calls.answer(self._calls.connected().models.RenderChat, request)
 
     async def estimate_memory(
         self, *, prompt_tokens: int, max_tokens: int = 0, rows: int = 1, images: int = 0, model: str = ""
@@ -321,11 +270,11 @@ class AsyncClient:
         request = EstimateMemoryRequest(
             model=model, prompt_tokens=prompt_tokens, max_tokens=max_tokens, rows=rows, images=images
         )
-        return await self._call(self._connected().models.EstimateMemory, request)
+        return await self._calls.answer(self._calls.connected().models.EstimateMemory, request)
 
     async def model(self, name: str = "") -> ModelInfo:
         """What is known about a model; "" means the served one."""
-        response = await self._call(self._connected().models.GetModel, GetModelRequest(model=name))
+        response = await self._calls.answer(self._calls.connected().models.GetModel, GetModelRequest(model=name))
         return response.model
 
     async def models(self) -> list[ModelSummary]:
@@ -333,7 +282,7 @@ class AsyncClient:
         found: list[ModelSummary] = []
         request = ListModelsRequest()
         while True:
-            response = await self._call(self._connected().models.ListModels, request)
+            response = await self._calls.answer(self._calls.connected().models.ListModels, request)
             found += response.models
             if not response.next_page_token:
                 return found
@@ -346,15 +295,15 @@ class AsyncClient:
             ValueError: The schema has no such call, or it streams.
             MlxStreamError: It failed.
         """
-        channel = self._connected().channel
+        channel = self._calls.connected().channel
         path, answer_class = unary_method(method)
         stub = channel.unary_unary(path, type(request).SerializeToString, answer_class.FromString)
-        return await self._call(stub, request)
+        return await self._calls.answer(stub, request)
 
     async def health(self, service: str = READINESS_SERVICE) -> str:
         """Status by the standard health protocol: "SERVING" or "NOT_SERVING". Service "" asks for liveness."""
         request = HealthCheckRequest(service=service)
-        response = await self._call(self._connected().health.Check, request, HEALTH_TIMEOUT_SECONDS)
+        response = await self._calls.answer(self._calls.connected().health.Check, request, HEALTH_TIMEOUT_SECONDS)
         return _status_name(response)
 
     async def watch_health(self, service: str = READINESS_SERVICE) -> AsyncGenerator[str, None]:
@@ -365,12 +314,12 @@ class AsyncClient:
         Raises:
             MlxStreamError: From the iteration: the server went away.
         """
-        call = self._connected().health.Watch(HealthCheckRequest(service=service), metadata=self._metadata)
+        call = self._calls.connected().health.Watch(HealthCheckRequest(service=service), metadata=self._calls.metadata)
         try:
             async for response in call:
                 yield _status_name(response)
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, CallFacts(target=self._target, timeout_seconds=None)) from error
+            raise error_of(error, self._calls.facts(None)) from error
         finally:
             call.cancel()
 
@@ -385,7 +334,7 @@ class AsyncClient:
                 while not await self._is_ready():  # noqa: ASYNC110 - the state is the server's
                     await asyncio.sleep(READINESS_PAUSE_SECONDS)
         except TimeoutError:
-            message = f"{self._target} was not ready within {timeout_seconds:g} s"
+            message = f"{self._calls.target} was not ready within {timeout_seconds:g} s"
             details = ErrorDetails(reason=LocalReason.NOT_READY)
             raise UnavailableError(message, code=grpc.StatusCode.UNAVAILABLE, details=details) from None
 
@@ -394,36 +343,6 @@ class AsyncClient:
             return await self.health() == "SERVING"
         except (UnavailableError, DeadlineExceededError):
             return False
-
-    async def _call(
-        self,
-        method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
-        request: Request,
-        timeout_seconds: float | None = None,
-    ) -> Response:
-        """Make a call with one answer, and turn its failure into a typed error."""
-        facts = self._facts(timeout_seconds)
-        try:
-            return await method(request, timeout=facts.timeout_seconds, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, facts) from error
-        except asyncio.CancelledError:
-            if is_cancelled_by_its_owner():
-                raise
-            raise client_was_closed() from None
-
-    def _facts(self, timeout_seconds: float | None) -> CallFacts:
-        given = self._timeout_seconds if timeout_seconds is None else checked_timeout(timeout_seconds)
-        return CallFacts(target=self._target, timeout_seconds=given)
-
-    def _connected(self) -> Connection:
-        if self._closed:
-            raise client_was_closed()
-        if self._connection is None:
-            self._connection = connect(self._target, tls=self._tls, balanced=self._balanced)
-        if self._connection.loop is not asyncio.get_running_loop():
-            raise RuntimeError("the client belongs to another event loop: make one per loop")
-        return self._connection
 
 
 def _status_name(response: HealthCheckResponse) -> str:

@@ -138,22 +138,29 @@ def service_config(*, balanced: bool) -> dict[str, Any]:
     return config
 
 
-def checked_target(target: str | Sequence[str]) -> str:
-    """The target, if it has the form of one; several IP:PORT make one.
+def checked_targets(target: str | Sequence[str]) -> tuple[str, ...]:
+    """The targets, if they have the form of such; several must be of one kind.
 
     Raises:
-        ValueError: It has not. (A name that leads nowhere shows with the first call.)
+        ValueError: They have not. (A name that leads nowhere shows with the first call.)
     """
-    if not isinstance(target, str):
-        return _joined([checked_target(one) for one in target])
-    found = HOST_AND_PORT.fullmatch(target)
-    if (found and 0 < int(found.group(1)) < 65536) or target.startswith(TARGET_SCHEMES):
-        return target
-    raise ValueError(f"the target must be HOST:PORT or unix:PATH, not {target!r}")
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    for one in targets:
+        found = HOST_AND_PORT.fullmatch(one)
+        if not (found and 0 < int(found.group(1)) < 65536) and not one.startswith(TARGET_SCHEMES):
+            raise ValueError(f"the target must be HOST:PORT or unix:PATH, not {one!r}")
+    joined(targets)
+    return targets
 
 
-def _joined(targets: Sequence[str]) -> str:
-    """gRPC takes a list only of addresses of one kind."""
+def joined(targets: Sequence[str]) -> str:
+    """The targets as one. gRPC takes a list only of addresses of one kind.
+
+    Raises:
+        ValueError: They are none, or of several kinds.
+    """
+    if len(targets) == 1:
+        return targets[0]
     kinds = {"ipv6" if target.startswith("[") else "ipv4" for target in targets}
     if len(kinds) != 1:
         raise ValueError("several targets must all be IPv4 or all be IPv6 addresses with a port")

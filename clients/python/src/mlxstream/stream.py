@@ -6,125 +6,24 @@ the iterator is dropped (which `break` does). A cancelled task ends it too.
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-import grpc.aio
-
-from mlxstream.errors import StreamCutError
-from mlxstream.failures import CallFacts, client_was_closed, error_of, is_cancelled_by_its_owner
+from mlxstream.reader import EventReader
 from mlxstream.results import FinishReason, Usage
 from mlxstream.v1.event_pb2 import Finished, Started
-from mlxstream.v1.generation_pb2 import GenerateRequest, GenerateResponse, ResumeRequest
+from mlxstream.v1.generation_pb2 import GenerateResponse
 from mlxstream.v1.result_pb2 import GenerateStats
 
 Item = TypeVar("Item")
-Call = (
-    grpc.aio.UnaryStreamCall[GenerateRequest, GenerateResponse]
-    | grpc.aio.UnaryStreamCall[ResumeRequest, GenerateResponse]
-)
-
-
-class EventReader:
-    """Owns the call of one generation. Opens it at the first read, remembers what matters, and can end it."""
-
-    def __init__(self, open_call: Callable[[], Call], facts: CallFacts) -> None:
-        self._open_call = open_call
-        self._facts = facts
-        self._call: Call | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = False
-        self.started: Started | None = None
-        self.finished: Finished | None = None
-        self.generated_tokens = 0
-        self.sequence = 0
-
-    async def read(self) -> GenerateResponse | None:
-        """The next event; None after the last one, and after `cancel`."""
-        if self._ended:
-            return None
-        if self._call is None:
-            self._loop = asyncio.get_running_loop()
-            self._call = self._open_call()
-            if self._ended:  # by another thread, which saw no call yet
-                self._call.cancel()
-        try:
-            response = await self._call.read()
-        except asyncio.CancelledError:
-            self._settle_cancellation()
-            return None
-        except grpc.aio.AioRpcError as error:
-            self._ended = True
-            raise error_of(error, self._facts, self.generated_tokens if self.started else None) from error
-        if isinstance(response, GenerateResponse):
-            self._remember(response)
-            return response
-        self._ended = True
-        if self.finished is None:
-            raise StreamCutError
-        return None
-
-    def cancel(self) -> None:
-        """End the generation, from any thread; without effect once it has ended."""
-        if self._ended:
-            return
-        self._ended = True
-        if self._call is None or self._loop is None or self._loop.is_closed():
-            return
-        if _running_loop() is self._loop:
-            self._call.cancel()
-        else:
-            self._loop.call_soon_threadsafe(self._call.cancel)
-
-    def _settle_cancellation(self) -> None:
-        """Tell apart who cancelled: this task's owner, we ourselves, or the closing client."""
-        ended_by_us = self._ended
-        self.cancel()
-        if is_cancelled_by_its_owner():
-            raise asyncio.CancelledError
-        if not ended_by_us:
-            raise client_was_closed()
-
-    def _remember(self, response: GenerateResponse) -> None:
-        self.sequence = response.sequence
-        event = response.WhichOneof("event")
-        if event == "started":
-            self.started = response.started
-        elif event == "chunk":
-            self.generated_tokens += len(response.chunk.tokens)
-        elif event == "finished":
-            self.finished = response.finished
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-class Reader(Protocol):
-    """What a stream is read through, whether one call carries it or several."""
-
-    started: Started | None
-    finished: Finished | None
-    generated_tokens: int
-    sequence: int
-
-    async def read(self) -> GenerateResponse | None:
-        """The next event; None after the last one, and after `cancel`."""
-
-    def cancel(self) -> None:
-        """End the generation, from any thread; without effect once it has ended."""
 
 
 class Iteration(AsyncIterator[Item], Generic[Item]):
     """Walks a reader's events and gives what `pick` takes from each. Dropping it ends the generation."""
 
-    def __init__(self, reader: Reader, pick: Callable[[GenerateResponse], Item | None]) -> None:
+    def __init__(self, reader: EventReader, pick: Callable[[GenerateResponse], Item | None]) -> None:
         self._reader = reader
         self._pick = pick
         weakref.finalize(self, reader.cancel).atexit = False
@@ -145,7 +44,7 @@ class Iteration(AsyncIterator[Item], Generic[Item]):
 class StreamAccount:
     """What a stream knows of its generation, and how to end it, for either kind of iteration."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: EventReader) -> None:
         self._reader = reader
 
     def __repr__(self) -> str:

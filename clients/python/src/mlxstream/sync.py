@@ -16,7 +16,8 @@ from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS, AsyncClien
 from mlxstream.connection import Tls
 from mlxstream.errors import GenerationCancelledError
 from mlxstream.failures import client_was_closed
-from mlxstream.stream import AsyncTextStream, Item, Iteration, Reader, StreamAccount, event_of, text_of
+from mlxstream.reader import EventReader
+from mlxstream.stream import AsyncTextStream, Item, Iteration, StreamAccount, event_of, text_of
 from mlxstream.v1.generation_pb2 import GenerateResponse
 
 Result = TypeVar("Result")
@@ -113,7 +114,7 @@ class TextStream(StreamAccount):
     The request is sent when the iteration begins. Leaving a loop early, or the `with` block, ends the generation.
     """
 
-    def __init__(self, reader: Reader, background: BackgroundLoop) -> None:
+    def __init__(self, reader: EventReader, background: BackgroundLoop) -> None:
         super().__init__(reader)
         self._background = background
 
