@@ -1,20 +1,18 @@
 package mlxstream
 
 import (
-	"crypto/tls"
-	"crypto/x509"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	_ "google.golang.org/grpc/health" // health checking of balanced connections
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -39,180 +37,137 @@ const (
 	several          = "mlxstream-several"
 )
 
-type settings struct {
-	timeout  time.Duration
-	balanced bool
-	token    string
-	tls      *tls.Config
-	dial     []grpc.DialOption
+// A server that is back is not left waiting for the two minutes that gRPC would take.
+var reconnecting = backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second}
+
+// Client talks to one server, or to several that serve the same. It is safe for concurrent use.
+type Client struct {
+	// Timeout bounds every call whose context has no deadline; 0 means no bound. Change it before the first call.
+	Timeout time.Duration
+
+	conns   []*grpc.ClientConn // each server by itself, and last, where there are several, all of them by turns
+	servers int
+	closed  atomic.Bool
+	durable sync.Map // of durable streams under way, and of those that were left, until the server was told: a parting
 }
 
-// Option changes how [Connect] connects.
-type Option func(*settings) error
-
-// WithTLS encrypts, and checks the server by config; nil means the system's authorities.
-func WithTLS(config *tls.Config) Option {
-	return func(s *settings) error {
-		if config == nil {
-			config = &tls.Config{MinVersion: tls.VersionTLS12}
-		}
-		s.tls = config
-		return nil
+// Connect describes a connection in plain text: "HOST:PORT", "unix:PATH", several "HOST:PORT" joined by commas, or another
+// target that gRPC knows. Options are gRPC's own, such as [grpc.WithTransportCredentials] for TLS, and [WithBalancing]; a
+// [Token] goes into [grpc.WithPerRPCCredentials]. Nothing is sent before the first call. Call [Client.Close] at the end.
+func Connect(target string, options ...grpc.DialOption) (*Client, error) {
+	client := &Client{Timeout: DefaultTimeout}
+	defaults := []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultServiceConfig(serviceConfig(false)),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(messageLimitBytes), grpc.MaxCallSendMsgSize(messageLimitBytes)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnecting, MinConnectTimeout: 20 * time.Second}),
+		grpc.WithChainUnaryInterceptor(client.invoke),
 	}
-}
-
-// WithTLSFiles encrypts with PEM files: the authority that signed the server's certificate ("" means the system's), and
-// for mTLS a certificate and its key ("" means none).
-func WithTLSFiles(authority, certificate, key string) Option {
-	return func(s *settings) error {
-		config := &tls.Config{MinVersion: tls.VersionTLS12}
-		if authority != "" {
-			pem, err := os.ReadFile(authority)
-			if err != nil {
-				return err
-			}
-			config.RootCAs = x509.NewCertPool()
-			if !config.RootCAs.AppendCertsFromPEM(pem) {
-				return fmt.Errorf("mlxstream: %s holds no certificate", authority)
-			}
+	options = append(defaults, options...)
+	targets := strings.Split(target, ",")
+	client.servers = len(targets)
+	for _, server := range targets {
+		if err := checkTarget(server, client.servers > 1); err != nil {
+			return nil, err
 		}
-		if certificate != "" {
-			pair, err := tls.LoadX509KeyPair(certificate, key)
-			if err != nil {
-				return err
-			}
-			config.Certificates = []tls.Certificate{pair}
-		}
-		s.tls = config
-		return nil
 	}
-}
-
-// WithToken presents a bearer token with every call.
-func WithToken(token string) Option {
-	return func(s *settings) error {
-		if token == "" || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-			return errors.New("mlxstream: a token is made of visible ASCII characters")
-		}
-		s.token = token
-		return nil
+	if client.servers > 1 {
+		options = append(options, listed(targets))
+		targets = append(targets, several+":///servers")
 	}
-}
-
-// WithTimeout bounds every call whose context has no deadline, in place of [DefaultTimeout]. 0 means no bound.
-func WithTimeout(timeout time.Duration) Option {
-	return func(s *settings) error {
-		if timeout < 0 {
-			return fmt.Errorf("mlxstream: the timeout must not be negative, got %v", timeout)
+	for place, target := range targets {
+		if place == client.servers {
+			options = append(options, WithBalancing())
 		}
-		s.timeout = timeout
-		return nil
+		conn, err := grpc.NewClient(target, options...)
+		if err != nil {
+			return nil, errors.Join(err, client.Close())
+		}
+		client.conns = append(client.conns, conn)
 	}
+	return client, nil
 }
 
 // WithBalancing sends calls by turns to every server behind the target whose health says that it serves, rather than
 // all to one. Several targets, joined by commas, are balanced anyway.
-func WithBalancing() Option {
-	return func(s *settings) error { s.balanced = true; return nil }
-}
+func WithBalancing() grpc.DialOption { return grpc.WithDefaultServiceConfig(serviceConfig(true)) }
 
-// WithDialOptions passes options on to gRPC, such as interceptors.
-func WithDialOptions(options ...grpc.DialOption) Option {
-	return func(s *settings) error { s.dial = append(s.dial, options...); return nil }
-}
+// Token is a bearer token, for [grpc.WithPerRPCCredentials]. It goes over plain text too, where servers behind a proxy
+// may want it.
+type Token string
 
-// Client talks to one server, or to several that serve the same. It is safe for concurrent use.
-type Client struct {
-	conn        *grpc.ClientConn
-	timeout     time.Duration
-	generations v1.GenerationServiceClient
-	models      v1.ModelServiceClient
-	admin       v1.AdminServiceClient
-	health      healthv1.HealthClient
-	closed      atomic.Bool
-	durable     sync.Map // of durable streams under way, and of those that were left, until the server was told: a parting
-}
-
-// Connect describes a connection: "HOST:PORT", "unix:PATH", several "HOST:PORT" joined by commas, or another target that
-// gRPC knows. Nothing is sent before the first call. Call [Client.Close] at the end.
-func Connect(target string, options ...Option) (*Client, error) {
-	chosen := settings{timeout: DefaultTimeout}
-	for _, option := range options {
-		if err := option(&chosen); err != nil {
-			return nil, err
-		}
+// GetRequestMetadata presents the token.
+func (t Token) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	if t == "" || strings.ContainsFunc(string(t), func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("mlxstream: a token is made of visible ASCII characters")
 	}
-	target, addresses, err := checkedTarget(target)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := grpc.NewClient(target, dialOptions(chosen, addresses)...)
-	if err != nil {
-		return nil, err
-	}
-	client := &Client{conn: conn, timeout: chosen.timeout}
-	stubs := unary{conn, client}
-	client.generations = v1.NewGenerationServiceClient(stubs)
-	client.models = v1.NewModelServiceClient(stubs)
-	client.admin = v1.NewAdminServiceClient(stubs)
-	client.health = healthv1.NewHealthClient(stubs)
-	return client, nil
+	return map[string]string{"authorization": "Bearer " + string(t)}, nil
 }
 
-// Generations gives the stubs of the service that generates.
-func (c *Client) Generations() v1.GenerationServiceClient { return c.generations }
+// RequireTransportSecurity says no.
+func (t Token) RequireTransportSecurity() bool { return false }
+
+// Generations gives the stubs of the service that generates. (Its streams have neither deadline nor errors of ours.)
+func (c *Client) Generations() v1.GenerationServiceClient {
+	return v1.NewGenerationServiceClient(c.conn())
+}
 
 // Models gives the stubs of the service that tells about models.
-func (c *Client) Models() v1.ModelServiceClient { return c.models }
+func (c *Client) Models() v1.ModelServiceClient { return v1.NewModelServiceClient(c.conn()) }
 
 // Admin gives the stubs of the operators' service.
-func (c *Client) Admin() v1.AdminServiceClient { return c.admin }
+func (c *Client) Admin() v1.AdminServiceClient { return v1.NewAdminServiceClient(c.conn()) }
 
-func dialOptions(chosen settings, addresses []string) []grpc.DialOption {
-	transport := insecure.NewCredentials()
-	if chosen.tls != nil {
-		transport = credentials.NewTLS(chosen.tls)
-	}
-	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(transport),
-		grpc.WithDefaultServiceConfig(serviceConfig(chosen.balanced || len(addresses) > 0)),
-		grpc.WithDefaultCallOptions(
-			grpc.MaxCallRecvMsgSize(messageLimitBytes), grpc.MaxCallSendMsgSize(messageLimitBytes)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
-	}
-	if len(addresses) > 0 {
-		known := manual.NewBuilderWithScheme(several)
-		state := resolver.State{}
-		for _, address := range addresses {
-			host, _, _ := net.SplitHostPort(address) // checked before
-			state.Addresses = append(state.Addresses, resolver.Address{Addr: address, ServerName: host})
-		}
-		known.InitialState(state)
-		options = append(options, grpc.WithResolvers(known))
-	}
-	if chosen.token != "" {
-		options = append(options, grpc.WithPerRPCCredentials(bearer(chosen.token)))
-	}
-	return append(options, chosen.dial...)
+func (c *Client) health() healthv1.HealthClient { return healthv1.NewHealthClient(c.conn()) }
+
+func (c *Client) conn() *grpc.ClientConn { return c.conns[len(c.conns)-1] }
+
+// apart gives the stubs of one of the servers by itself, for what only that one may know: a generation.
+func (c *Client) apart(server int) v1.GenerationServiceClient {
+	return v1.NewGenerationServiceClient(c.conns[server])
 }
 
-// checkedTarget gives the target as gRPC takes it, and the addresses behind it where several were given.
-func checkedTarget(target string) (string, []string, error) {
-	if addresses := strings.Split(target, ","); len(addresses) > 1 {
-		for _, address := range addresses {
-			if _, _, err := net.SplitHostPort(address); err != nil {
-				return "", nil, fmt.Errorf("mlxstream: several targets must each be HOST:PORT, not %q", address)
-			}
-		}
-		return several + ":///servers", addresses, nil
+// invoke makes a call with one answer: it has a deadline, and fails with our errors.
+func (c *Client) invoke(
+	ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoker grpc.UnaryInvoker,
+	options ...grpc.CallOption,
+) error {
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	return c.failure(invoker(ctx, method, request, answer, conn, options...))
+}
+
+// bounded gives ctx a deadline if it has none.
+func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, has := ctx.Deadline(); has || c.Timeout == 0 {
+		return context.WithCancel(ctx)
 	}
-	if strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:") {
-		return target, nil, nil
+	return context.WithTimeout(ctx, c.Timeout)
+}
+
+// listed resolves the target of several addresses, each of which has its own name in its certificate.
+func listed(addresses []string) grpc.DialOption {
+	known, state := manual.NewBuilderWithScheme(several), resolver.State{}
+	for _, address := range addresses {
+		host, _, _ := net.SplitHostPort(address) // checked before
+		state.Addresses = append(state.Addresses, resolver.Address{Addr: address, ServerName: host})
+	}
+	known.InitialState(state)
+	return grpc.WithResolvers(known)
+}
+
+// checkTarget refuses what is no target; gRPC would look for a name with the port 443.
+func checkTarget(target string, isOneOfSeveral bool) error {
+	isNamed := strings.Contains(target, "://") || strings.HasPrefix(target, "unix:") || strings.HasPrefix(target, "dns:")
+	if isNamed && !isOneOfSeveral {
+		return nil
 	}
 	if _, port, err := net.SplitHostPort(target); err != nil || port == "" {
-		return "", nil, fmt.Errorf("mlxstream: the target must be HOST:PORT or unix:PATH, not %q", target)
+		return fmt.Errorf("mlxstream: the target must be HOST:PORT (or alone unix:PATH), not %q", target)
 	}
-	return target, nil, nil
+	return nil
 }
 
 // serviceConfig says when gRPC tries a call again: only while the server has not taken it up, and at a full server only

@@ -5,7 +5,9 @@
 //		return err
 //	}
 //	defer client.Close()
-//	stream := client.Stream(ctx, mlxstream.Request{Prompt: mlxstream.Chat(mlxstream.User("Name three rivers."))})
+//	stream := client.Stream(ctx, &v1.GenerateRequest{
+//		Prompt: mlxstream.Chat(mlxstream.User("Name three rivers.")),
+//	})
 //	for text, err := range stream.Text() {
 //		if err != nil {
 //			return err

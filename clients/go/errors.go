@@ -36,9 +36,20 @@ const (
 	Server             Kind = "server"              // the server's fault; Metadata holds a correlation id
 )
 
-// Violation is one bad field of a request: its path in the schema, and what is wrong with it.
-type Violation struct {
-	Field, Description string
+var kindByCode = map[codes.Code]Kind{
+	codes.InvalidArgument:    InvalidRequest,
+	codes.OutOfRange:         OutOfRange,
+	codes.NotFound:           NotFound,
+	codes.AlreadyExists:      AlreadyExists,
+	codes.FailedPrecondition: FailedPrecondition,
+	codes.ResourceExhausted:  Overloaded,
+	codes.Unavailable:        Unavailable,
+	codes.Unimplemented:      Unsupported,
+	codes.Unauthenticated:    Authentication,
+	codes.PermissionDenied:   Authentication,
+	codes.DeadlineExceeded:   DeadlineExceeded,
+	codes.Canceled:           Cancelled,
+	codes.DataLoss:           DataLoss,
 }
 
 // Error is what every call of this package fails with.
@@ -54,7 +65,7 @@ type Error struct {
 	// Metadata holds the values that the message speaks of, by name.
 	Metadata map[string]string
 	// Violations are the bad fields of the request.
-	Violations []Violation
+	Violations []*errdetails.BadRequest_FieldViolation
 	// RetryAfter is how long the server asks to wait before another try; 0 when it does not say.
 	RetryAfter time.Duration
 
@@ -77,44 +88,35 @@ func (e *Error) Is(target error) bool {
 	return target == e.Kind
 }
 
-var kindByCode = map[codes.Code]Kind{
-	codes.InvalidArgument:    InvalidRequest,
-	codes.OutOfRange:         OutOfRange,
-	codes.NotFound:           NotFound,
-	codes.AlreadyExists:      AlreadyExists,
-	codes.FailedPrecondition: FailedPrecondition,
-	codes.ResourceExhausted:  Overloaded,
-	codes.Unavailable:        Unavailable,
-	codes.Unimplemented:      Unsupported,
-	codes.Unauthenticated:    Authentication,
-	codes.PermissionDenied:   Authentication,
-	codes.DeadlineExceeded:   DeadlineExceeded,
-	codes.Canceled:           Cancelled,
-	codes.DataLoss:           DataLoss,
-}
-
-// errorOf gives the typed error of a failed call; nil stays nil.
-func errorOf(err error) error {
-	if err == nil {
+// errorOf gives the typed error of a failed call; nil for none.
+func errorOf(err error) *Error {
+	var known *Error
+	switch {
+	case err == nil:
 		return nil
-	}
-	if e := asError(err); e != nil {
-		return e
-	}
-	if errors.Is(err, io.EOF) {
+	case errors.As(err, &known):
+		return known
+	case errors.Is(err, io.EOF):
 		return &Error{Kind: StreamCut, Code: codes.DataLoss, Reason: "STREAM_CUT",
 			Message: "the stream ended without its last event", cause: err}
 	}
-	told := status.FromContextError(err)
-	if fromCall, ok := status.FromError(err); ok {
-		told = fromCall
+	told, isOfCall := status.FromError(err)
+	if !isOfCall {
+		told = status.FromContextError(err)
 	}
 	failure := &Error{Kind: Server, Code: told.Code(), Message: told.Message(), cause: err}
 	if kind, known := kindByCode[told.Code()]; known {
 		failure.Kind = kind
 	}
 	for _, detail := range told.Details() {
-		failure.take(detail)
+		switch found := detail.(type) {
+		case *errdetails.ErrorInfo:
+			failure.Reason, failure.Metadata = found.GetReason(), found.GetMetadata()
+		case *errdetails.BadRequest:
+			failure.Violations = append(failure.Violations, found.GetFieldViolations()...)
+		case *errdetails.RetryInfo:
+			failure.RetryAfter = found.GetRetryDelay().AsDuration()
+		}
 	}
 	if failure.Reason == "PROMPT_TOO_LONG" {
 		failure.Kind = PromptTooLong
@@ -122,34 +124,14 @@ func errorOf(err error) error {
 	return failure
 }
 
-// failure gives the typed error of a failed call of this client, which ends with the client if nothing else has ended it.
+// failure gives the error of a failed call of this client, which ends with the client if nothing else has ended it.
 func (c *Client) failure(err error) error {
 	failure := errorOf(err)
-	if errors.Is(failure, Cancelled) && c.closed.Load() {
+	switch {
+	case failure == nil:
+		return nil
+	case failure.Kind == Cancelled && c.closed.Load():
 		return &Error{Kind: Cancelled, Code: codes.Canceled, Reason: "CLIENT_CLOSED", Message: "the client was closed", cause: err}
 	}
 	return failure
-}
-
-// take reads one detail of a rich status.
-func (e *Error) take(detail any) {
-	switch found := detail.(type) {
-	case *errdetails.ErrorInfo:
-		e.Reason, e.Metadata = found.GetReason(), found.GetMetadata()
-	case *errdetails.BadRequest:
-		for _, violation := range found.GetFieldViolations() {
-			e.Violations = append(e.Violations, Violation{violation.GetField(), violation.GetDescription()})
-		}
-	case *errdetails.RetryInfo:
-		e.RetryAfter = found.GetRetryDelay().AsDuration()
-	}
-}
-
-// asError finds our error in err; nil if there is none.
-func asError(err error) *Error {
-	var found *Error
-	if errors.As(err, &found) {
-		return found
-	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
 func ExampleClient_Close() {
@@ -16,13 +17,13 @@ func ExampleClient_Close() {
 	}
 	fmt.Println(client.Close(), client.Close())
 
-	_, err = client.Model(context.Background(), "")
+	_, err = client.Generate(context.Background(), &v1.GenerateRequest{Prompt: mlxstream.Text("Once")})
 	var failure *mlxstream.Error
 	if errors.As(err, &failure) {
 		fmt.Println(failure.Reason, failure.Kind == mlxstream.Cancelled)
 	}
 	for _, durable := range []bool{false, true} {
-		request := mlxstream.Request{Prompt: mlxstream.Text("Once"), Delivery: &mlxstream.Delivery{Durable: durable}}
+		request := &v1.GenerateRequest{Prompt: mlxstream.Text("Once"), Delivery: &v1.DeliveryOptions{Durable: durable}}
 		for _, err := range client.Stream(context.Background(), request).Text() {
 			fmt.Println(err)
 		}

@@ -22,10 +22,16 @@ type reader struct {
 	stream *Stream
 	ctx    context.Context
 
-	call eventSource
+	call interface { // the call in hand
+		Recv() (*v1.GenerateResponse, error)
+	}
 	// Of a resumed call: characters that it has brought, known ones included; and of the whole stream.
 	place, characters int
 	backoff           time.Duration
+	// Who is asked to go on, whether that one has not answered yet, how many in a row have refused, and what that comes to.
+	server, refusals int
+	isAsking         bool
+	verdict          *Error
 	// The end of a durable generation that failed: what follows shows whether it is the end.
 	held *v1.GenerateResponse
 	// What the stream fails with once the held event was given.
@@ -34,71 +40,80 @@ type reader struct {
 
 // next gives the next event that the caller has not had.
 func (r *reader) next() (*v1.GenerateResponse, error) {
-	if r.failure != nil {
-		return nil, r.failure
-	}
-	for {
+	for r.failure == nil {
 		if errors.Is(r.ctx.Err(), context.Canceled) { // gRPC would first give what has come already
 			return nil, r.ctx.Err()
 		}
 		event, err := r.receive()
-		switch {
-		case err == nil:
+		if err == nil {
 			if event = r.news(event); event != nil {
 				r.stream.remember(event)
 				return event, nil
 			}
-		case r.mayResume(err):
-			if !r.pause(asError(errorOf(err)).RetryAfter) {
-				return nil, r.ctx.Err()
+			continue
+		}
+		failure := errorOf(err)
+		if r.isAsking && (failure.Kind == NotFound || failure.isTransient()) {
+			if r.turnToNext(failure) {
+				continue
 			}
-			r.call, r.held = nil, nil
-		case r.held != nil:
-			r.failure = err
-			r.stream.remember(r.held)
-			return r.held, nil
-		default:
-			return nil, err
+			failure = r.verdict
+		}
+		if !r.mayResume(failure) {
+			r.failure = failure
+		} else if r.pause(failure.RetryAfter) {
+			r.call, r.held, r.refusals, r.verdict = nil, nil, 0, nil
+		} else {
+			return nil, r.ctx.Err()
 		}
 	}
+	if held := r.held; held != nil {
+		r.held = nil
+		r.stream.remember(held)
+		return held, nil
+	}
+	return nil, r.failure
 }
 
 // receive reads from the call in hand, or from the next one.
 func (r *reader) receive() (*v1.GenerateResponse, error) {
 	if r.call == nil {
-		call, err := r.open()
-		if err != nil {
+		if err := r.open(); err != nil {
 			return nil, err
 		}
-		r.call = call
 	}
 	return r.call.Recv()
 }
 
-func (r *reader) open() (eventSource, error) {
-	client, started, sequence := r.stream.client, r.stream.Started(), r.stream.Sequence()
-	client.settle(r.ctx, r.stream)
-	if r.stream.durable && r.ctx.Err() == nil {
-		client.durable.LoadOrStore(r.stream, stillRead)
+func (r *reader) open() (err error) {
+	s := r.stream
+	s.client.settle(r.ctx, s)
+	if s.isDurable() && r.ctx.Err() == nil {
+		s.client.durable.LoadOrStore(s, stillRead)
 	}
-	if sequence == r.stream.first {
+	sequence := s.Sequence()
+	if sequence == s.first {
 		r.place = 0
 	}
-	if started == nil {
-		return r.stream.open(r.ctx)
+	generationID := s.target().GetGenerationId()
+	if generationID == "" {
+		r.call, err = s.client.Generations().Generate(r.ctx, s.request)
+		return err
 	}
-	request := &v1.ResumeRequest{GenerationId: started.GetGenerationId(), AfterSequence: sequence}
-	return client.generations.Resume(r.ctx, request)
+	request := &v1.ResumeRequest{GenerationId: generationID, AfterSequence: sequence}
+	r.isAsking = true
+	r.call, err = s.client.apart(r.server).Resume(r.ctx, request)
+	return err
 }
 
 // news gives what is new of an event; nil if nothing is.
 func (r *reader) news(event *v1.GenerateResponse) *v1.GenerateResponse {
-	r.backoff = 0
-	r.stream.read(event.GetSequence())
+	r.backoff, r.isAsking, r.refusals, r.verdict = 0, false, 0, nil
+	r.stream.goTo(event.GetSequence())
 	switch {
 	case event.GetStarted() != nil && r.stream.Started() != nil:
 		return nil
-	case event.GetFinished().GetError() != nil && r.stream.durable:
+	case event.GetFinished().GetError() != nil && r.stream.isDurable():
 		r.held = event
 		return nil
 	case event.GetChunk() != nil:
@@ -124,24 +139,40 @@ func (r *reader) newPart(event *v1.GenerateResponse) *v1.GenerateResponse {
 	return event
 }
 
+// turnToNext has another server asked where one does not know the generation, or cannot be asked; false if each has been.
+// Whoever could not be asked may know it yet, so that NotFound is the verdict only where all have said it.
+func (r *reader) turnToNext(failure *Error) bool {
+	if r.verdict == nil || failure.Kind != NotFound {
+		r.verdict = failure
+	}
+	servers := r.stream.client.servers
+	r.call, r.server, r.refusals = nil, (r.server+1)%servers, r.refusals+1
+	return r.refusals < servers
+}
+
 // mayResume tells whether a durable generation was cut off, rather than ended.
-func (r *reader) mayResume(err error) bool {
-	if !r.stream.durable || r.stream.Started() == nil || r.stream.Finished() != nil || r.ctx.Err() != nil {
+func (r *reader) mayResume(failure *Error) bool {
+	s := r.stream
+	if !s.isDurable() || s.Started() == nil || s.Finished() != nil || r.ctx.Err() != nil {
 		return false
 	}
-	failure := asError(errorOf(err))
 	isLost := failure.Reason == "RESUME_POINT_GONE" || failure.Reason == "CHECKPOINT_DAMAGED"
-	if isLost && r.stream.Sequence() != r.stream.first {
-		r.stream.read(r.stream.first) // the server has lost the end of its log, and says everything again
+	if isLost && s.Sequence() != s.first {
+		s.goTo(s.first) // the server has lost the end of its log, and says everything again
 		return true
 	}
-	switch failure.Kind {
+	return failure.isTransient()
+}
+
+// isTransient tells whether the same may succeed soon: the connection was lost, or the server is full and says for how long.
+func (e *Error) isTransient() bool {
+	switch e.Kind {
 	case Unavailable, StreamCut:
 		return true
 	case Overloaded:
-		return failure.RetryAfter > 0
+		return e.RetryAfter > 0
 	}
-	return failure.Reason == "" && (failure.Code == codes.Internal || failure.Code == codes.Unknown)
+	return e.Reason == "" && (e.Code == codes.Internal || e.Code == codes.Unknown)
 }
 
 // pause waits longer from try to try, and never shorter than the server asks for; false if the call has ended meanwhile.

@@ -10,32 +10,29 @@ import (
 	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
-// eventSource is the open call behind a stream.
-type eventSource interface {
-	Recv() (*v1.GenerateResponse, error)
-}
-
 var errReadTwice = errors.New("mlxstream: a stream is read once")
+
+// Usage counts the tokens of a generation. CachedTokens are part of PromptTokens.
+type Usage struct {
+	PromptTokens, CachedTokens, GeneratedTokens uint32
+}
 
 // Stream is one generation as it happens. Read it once, by one goroutine, with [Stream.Text] or [Stream.Events]; its
 // account may be asked from any.
 type Stream struct {
 	client  *Client
-	durable bool
-	first   uint64 // number of the message after which it began
-	open    func(context.Context) (eventSource, error)
 	parent  context.Context
-
-	requestID string
+	request *v1.GenerateRequest // nil where an earlier generation is gone on with
+	first   uint64              // number of the message after which it began
 
 	mu           sync.Mutex
 	cancel       context.CancelFunc
+	left         bool
 	generationID string
 	started      *v1.Started
 	finished     *v1.Finished
 	generated    uint32
 	sequence     uint64
-	left         bool
 }
 
 // Text gives the text, piece by piece: joined, they are the completion. Leaving the loop ends the generation.
@@ -59,7 +56,7 @@ func (s *Stream) Events() iter.Seq2[*v1.GenerateResponse, error] {
 			yield(nil, errReadTwice)
 			return
 		}
-		if s.durable {
+		if s.isDurable() {
 			context.AfterFunc(ctx, func() { s.client.part(s) }) // at once, also while the loop is busy with an event
 			defer s.client.part(s)
 		}
@@ -102,33 +99,21 @@ func (s *Stream) Started() *v1.Started {
 	return s.started
 }
 
-// Finished is the last event; nil before it, and when the generation was ended from here.
+// Finished is the last event, which says why the generation ended; nil before it, and when it was ended from here.
 func (s *Stream) Finished() *v1.Finished {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.finished
 }
 
-// FinishReason says why the generation ended; "" before it has.
-func (s *Stream) FinishReason() FinishReason {
-	if finished := s.Finished(); finished != nil {
-		return finishReason(finished)
-	}
-	return ""
-}
-
 // Usage counts the tokens so far, by what has arrived; it is final once the generation has ended.
 func (s *Stream) Usage() Usage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.finished != nil {
-		return usageOf(s.finished.GetStats())
+	if stats := s.finished.GetStats(); stats != nil {
+		return Usage{stats.GetPromptTokens(), stats.GetCachedTokens(), stats.GetGeneratedTokens()}
 	}
-	return Usage{
-		PromptTokens:    s.started.GetPromptTokens(),
-		CachedTokens:    s.started.GetCachedTokens(),
-		GeneratedTokens: s.generated,
-	}
+	return Usage{s.started.GetPromptTokens(), s.started.GetCachedTokens(), s.generated}
 }
 
 // Sequence is the number of the last message that was read; [Client.Resume] takes it.
@@ -158,31 +143,23 @@ func (s *Stream) wasLeft() bool {
 	return s.left
 }
 
-// remember notes what matters of an event.
+// remember notes what matters of an event that is about to be shown.
 func (s *Stream) remember(event *v1.GenerateResponse) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
+	switch tokens := event.GetChunk().GetTokens(); {
 	case event.GetStarted() != nil:
-		s.started = event.GetStarted()
-		s.generationID = s.started.GetGenerationId()
-	case len(event.GetChunk().GetTokens()) > 0:
-		tokens := event.GetChunk().GetTokens()
+		s.started, s.generationID = event.GetStarted(), event.GetStarted().GetGenerationId()
+	case len(tokens) > 0:
 		s.generated = tokens[len(tokens)-1].GetIndex() + 1
 	case event.GetFinished() != nil:
 		s.finished = event.GetFinished()
 	}
 }
 
-func (s *Stream) read(sequence uint64) {
+// goTo notes after which message the stream is.
+func (s *Stream) goTo(sequence uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sequence = sequence
-}
-
-// target is what the server knows the generation by.
-func (s *Stream) target() *v1.AbortRequest {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return abortRequest(s.generationID, s.requestID)
 }

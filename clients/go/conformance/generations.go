@@ -69,7 +69,7 @@ func (s *seen) hasCome() bool {
 func (s *seen) answer(outcome string, err error) answer {
 	told := answer{
 		"outcome":            outcome,
-		"finish_reason":      nil,
+		"finish_reason":      tellReason(s.stream.Finished()),
 		"matched_stop":       s.stream.Finished().GetMatchedStop(),
 		"usage":              tellUsage(s.stream.Usage()),
 		"started":            tellStarted(s.stream.Started()),
@@ -79,9 +79,6 @@ func (s *seen) answer(outcome string, err error) answer {
 		"error":              tell(err),
 		"seconds":            time.Since(s.began).Seconds(),
 		"first_text_seconds": s.firstText,
-	}
-	if reason := s.stream.FinishReason(); reason != "" {
-		told["finish_reason"] = reason
 	}
 	tellOutput(told, s.request, string(s.text), s.tokens)
 	return told
@@ -135,14 +132,18 @@ func generate(ctx context.Context, client *mlxstream.Client, r request) (answer,
 	if err != nil {
 		return answer{"outcome": "failed", "error": tell(err), "seconds": time.Since(began).Seconds()}, nil
 	}
+	stats := result.GetFinished().GetStats()
 	told := answer{
 		"outcome":       "finished",
-		"finish_reason": result.FinishReason(),
+		"finish_reason": tellReason(result.GetFinished()),
 		"matched_stop":  result.GetFinished().GetMatchedStop(),
-		"usage":         tellUsage(result.Usage()),
-		"started":       tellStarted(result.GetStarted()),
-		"seconds":       time.Since(began).Seconds(),
-		"error":         nil,
+		"usage": tellUsage(mlxstream.Usage{
+			PromptTokens: stats.GetPromptTokens(), CachedTokens: stats.GetCachedTokens(),
+			GeneratedTokens: stats.GetGeneratedTokens(),
+		}),
+		"started": tellStarted(result.GetStarted()),
+		"seconds": time.Since(began).Seconds(),
+		"error":   nil,
 	}
 	tellOutput(told, r, result.GetText(), result.GetTokens())
 	return told, nil

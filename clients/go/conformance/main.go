@@ -4,6 +4,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,6 +13,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
 	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
@@ -49,14 +54,33 @@ type end struct {
 }
 
 type server struct {
-	Target  string   `json:"target"`
-	Targets []string `json:"targets"`
-	Token   string   `json:"token"`
-	TLS     *struct {
-		CAFile          string `json:"ca_file"`
-		CertificateFile string `json:"certificate_file"`
-		KeyFile         string `json:"key_file"`
-	} `json:"tls"`
+	Target  string    `json:"target"`
+	Targets []string  `json:"targets"`
+	Token   string    `json:"token"`
+	TLS     *tlsFiles `json:"tls"`
+}
+
+type tlsFiles struct {
+	CAFile          string `json:"ca_file"`
+	CertificateFile string `json:"certificate_file"`
+	KeyFile         string `json:"key_file"`
+}
+
+func (f *tlsFiles) config() (*tls.Config, error) {
+	authority, err := os.ReadFile(f.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	config := &tls.Config{RootCAs: x509.NewCertPool()}
+	config.RootCAs.AppendCertsFromPEM(authority)
+	if f.CertificateFile != "" {
+		pair, err := tls.LoadX509KeyPair(f.CertificateFile, f.KeyFile)
+		if err != nil {
+			return nil, err
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return config, nil
 }
 
 // program answers requests side by side. Requests with equal servers share one client.
@@ -134,8 +158,8 @@ func (p *program) play(client *mlxstream.Client, r request) (answer, error) {
 	case "watch":
 		return p.watch(ctx, client, r)
 	case "model":
-		model, err := client.Model(ctx, "")
-		return answer{"outcome": "ok", "model": model.GetName()}, err
+		told, err := client.Models().GetModel(ctx, &v1.GetModelRequest{})
+		return answer{"outcome": "ok", "model": told.GetModel().GetName()}, err
 	case "load":
 		load, err := client.Admin().GetLoad(ctx, &v1.GetLoadRequest{})
 		return answer{"outcome": "ok", "queue_limit": load.GetQueueLimit()}, err
@@ -167,12 +191,16 @@ func (p *program) client(described json.RawMessage) (*mlxstream.Client, error) {
 	if err := json.Unmarshal(described, &s); err != nil {
 		return nil, err
 	}
-	var chosen []mlxstream.Option
+	var chosen []grpc.DialOption
 	if s.TLS != nil {
-		chosen = append(chosen, mlxstream.WithTLSFiles(s.TLS.CAFile, s.TLS.CertificateFile, s.TLS.KeyFile))
+		config, err := s.TLS.config()
+		if err != nil {
+			return nil, err
+		}
+		chosen = append(chosen, grpc.WithTransportCredentials(credentials.NewTLS(config)))
 	}
 	if s.Token != "" {
-		chosen = append(chosen, mlxstream.WithToken(s.Token))
+		chosen = append(chosen, grpc.WithPerRPCCredentials(mlxstream.Token(s.Token)))
 	}
 	target := s.Target
 	if len(s.Targets) > 0 {

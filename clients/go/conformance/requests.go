@@ -42,32 +42,30 @@ type delivery struct {
 	DeadlinePolicy      any      `json:"deadline_policy"`
 }
 
-func (r request) built() mlxstream.Request {
-	return mlxstream.Request{
-		Prompt:    r.Prompt.built(),
+func (r request) built() *v1.GenerateRequest {
+	built := &v1.GenerateRequest{
 		Options:   r.Options.built(),
 		Delivery:  r.Delivery.built(),
 		Model:     r.Model,
-		RequestID: r.RequestID,
+		RequestId: r.RequestID,
 	}
-}
-
-func (p prompt) built() mlxstream.Prompt {
-	if len(p.Messages) > 0 {
+	switch {
+	case len(r.Prompt.Messages) > 0:
 		var turns []*v1.ChatMessage
-		for _, turn := range p.Messages {
+		for _, turn := range r.Prompt.Messages {
 			turns = append(turns, mlxstream.Message(turn.Role, turn.Content))
 		}
-		return mlxstream.Chat(turns...)
+		built.Prompt = mlxstream.Chat(turns...)
+	case len(r.Prompt.Tokens) > 0:
+		built.Prompt = mlxstream.Tokens(r.Prompt.Tokens...)
+	default:
+		built.Prompt = mlxstream.Text(r.Prompt.Text + strings.Repeat("x", r.Prompt.Filler))
 	}
-	if len(p.Tokens) > 0 {
-		return mlxstream.Tokens(p.Tokens...)
-	}
-	return mlxstream.Text(p.Text + strings.Repeat("x", p.Filler))
+	return built
 }
 
-func (o options) built() *mlxstream.Options {
-	built := &mlxstream.Options{
+func (o options) built() *v1.GenerateOptions {
+	built := &v1.GenerateOptions{
 		MaxTokens:     o.MaxTokens,
 		Temperature:   o.Temperature,
 		TopP:          o.TopP,
@@ -84,8 +82,8 @@ func (o options) built() *mlxstream.Options {
 	return built
 }
 
-func (d delivery) built() *mlxstream.Delivery {
-	built := &mlxstream.Delivery{
+func (d delivery) built() *v1.DeliveryOptions {
+	built := &v1.DeliveryOptions{
 		MaxTokensPerMessage: d.MaxTokensPerMessage,
 		IncludeText:         d.IncludeText,
 		IncludeTokenBytes:   d.IncludeTokenBytes,

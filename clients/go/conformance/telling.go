@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"strconv"
+	"strings"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
 	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
@@ -28,7 +29,7 @@ func tell(err error) any {
 	}
 	violations := []string{}
 	for _, violation := range failure.Violations {
-		violations = append(violations, violation.Field)
+		violations = append(violations, violation.GetField())
 	}
 	told := answer{
 		"kind": failure.Kind, "code": codeNames[failure.Code], "reason": failure.Reason, "message": failure.Message,
@@ -54,6 +55,18 @@ func tellUsage(usage mlxstream.Usage) answer {
 		"cached_tokens":    usage.CachedTokens,
 		"generated_tokens": usage.GeneratedTokens,
 	}
+}
+
+// tellReason names why a generation ended; a value that this client does not know counts as unspecified.
+func tellReason(finished *v1.Finished) any {
+	if finished == nil {
+		return nil
+	}
+	name, known := v1.FinishReason_name[int32(finished.GetFinishReason())]
+	if !known {
+		return "unspecified"
+	}
+	return strings.ToLower(strings.TrimPrefix(name, "FINISH_REASON_"))
 }
 
 func tellStarted(started *v1.Started) any {

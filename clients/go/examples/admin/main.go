@@ -7,6 +7,8 @@ import (
 	"log"
 	"os"
 
+	"google.golang.org/grpc"
+
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
 	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
@@ -23,14 +25,11 @@ func main() {
 	defer client.Close()
 	ctx := context.Background()
 
-	if err := client.WaitReady(ctx); err != nil {
-		log.Fatal(err)
-	}
-	model, err := client.Model(ctx, "")
+	answer, err := client.Models().GetModel(ctx, &v1.GetModelRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println("serving", model.GetName())
+	fmt.Println("serving", answer.GetModel().GetName())
 	load, err := client.Admin().GetLoad(ctx, &v1.GetLoadRequest{})
 	if err != nil {
 		log.Fatal(err)

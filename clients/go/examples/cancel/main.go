@@ -10,9 +10,10 @@ import (
 	"time"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
-var question = mlxstream.Request{Prompt: mlxstream.Chat(mlxstream.User("Tell a story that never ends."))}
+var question = &v1.GenerateRequest{Prompt: mlxstream.Chat(mlxstream.User("Tell a story that never ends."))}
 
 func main() {
 	target := "127.0.0.1:50051"

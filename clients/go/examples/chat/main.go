@@ -26,28 +26,28 @@ func main() {
 	defer client.Close()
 	ctx := context.Background()
 
-	turns := []*v1.ChatMessage{mlxstream.System("Answer in one sentence.")}
+	turns := []*v1.ChatMessage{mlxstream.Message("system", "Answer in one sentence.")}
 	for _, question := range []string{"What is the capital of France?", "And which river runs through it?"} {
 		turns = append(turns, mlxstream.User(question))
-		answer, err := client.Generate(ctx, mlxstream.Request{
+		answer, err := client.Generate(ctx, &v1.GenerateRequest{
 			Prompt:  mlxstream.Chat(turns...),
-			Options: &mlxstream.Options{MaxTokens: proto.Uint32(60)},
+			Options: &v1.GenerateOptions{MaxTokens: proto.Uint32(60)},
 		})
 		if err != nil {
 			log.Fatal(err)
 		}
-		turns = append(turns, mlxstream.Assistant(answer.GetText()))
+		turns = append(turns, mlxstream.Message("assistant", answer.GetText()))
 		fmt.Printf("> %s\n%s\n", question, answer.GetText())
 	}
 
-	_, err = client.Generate(ctx, mlxstream.Request{
+	_, err = client.Generate(ctx, &v1.GenerateRequest{
 		Prompt:  mlxstream.Chat(turns...),
-		Options: &mlxstream.Options{Temperature: proto.Float64(-1)},
+		Options: &v1.GenerateOptions{Temperature: proto.Float64(-1)},
 	})
 	var failure *mlxstream.Error
 	if errors.As(err, &failure) {
 		for _, violation := range failure.Violations {
-			fmt.Println(violation.Field, violation.Description)
+			fmt.Println(violation.GetField(), violation.GetDescription())
 		}
 	}
 }

@@ -23,7 +23,7 @@ func main() {
 		log.Fatal(err)
 	}
 	defer client.Close()
-	question := mlxstream.Request{Prompt: mlxstream.Chat(mlxstream.User("Tell a story that never ends."))}
+	question := &v1.GenerateRequest{Prompt: mlxstream.Chat(mlxstream.User("Tell a story that never ends."))}
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -33,10 +33,11 @@ func main() {
 
 	ctx, cancel = context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	question.Delivery = &mlxstream.Delivery{DeadlinePolicy: v1.DeadlinePolicy_DEADLINE_POLICY_PARTIAL_RESULT}
+	question.Delivery = &v1.DeliveryOptions{DeadlinePolicy: v1.DeadlinePolicy_DEADLINE_POLICY_PARTIAL_RESULT}
 	result, err := client.Generate(ctx, question)
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%s: %d tokens in one second\n", result.FinishReason(), result.Usage().GeneratedTokens)
+	finished := result.GetFinished()
+	fmt.Printf("%s: %d tokens in one second\n", finished.GetFinishReason(), finished.GetStats().GetGeneratedTokens())
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
 func main() {
@@ -26,10 +27,10 @@ func main() {
 
 	// A lost connection and a restarted server are taken care of by the stream itself. This reader leaves on purpose,
 	// and another one, in another process perhaps, goes on by the two values that name the point.
-	stream := client.Stream(ctx, mlxstream.Request{
+	stream := client.Stream(ctx, &v1.GenerateRequest{
 		Prompt:   mlxstream.Chat(mlxstream.User("Count from one to twenty.")),
-		Options:  &mlxstream.Options{MaxTokens: proto.Uint32(80)},
-		Delivery: &mlxstream.Delivery{Durable: true},
+		Options:  &v1.GenerateOptions{MaxTokens: proto.Uint32(80)},
+		Delivery: &v1.DeliveryOptions{Durable: true},
 	})
 	for text, err := range stream.Text() {
 		if err != nil {

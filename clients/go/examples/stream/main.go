@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	mlxstream "github.com/mlx-stream/mlx-stream/clients/go"
+	v1 "github.com/mlx-stream/mlx-stream/clients/go/v1"
 )
 
 func main() {
@@ -23,9 +24,9 @@ func main() {
 	}
 	defer client.Close()
 
-	stream := client.Stream(context.Background(), mlxstream.Request{
+	stream := client.Stream(context.Background(), &v1.GenerateRequest{
 		Prompt:  mlxstream.Chat(mlxstream.User("Name three rivers.")),
-		Options: &mlxstream.Options{MaxTokens: proto.Uint32(60), Temperature: proto.Float64(0.7), Seed: proto.Uint64(1)},
+		Options: &v1.GenerateOptions{MaxTokens: proto.Uint32(60), Temperature: proto.Float64(0.7), Seed: proto.Uint64(1)},
 	})
 	for text, err := range stream.Text() {
 		if err != nil {
@@ -34,6 +35,7 @@ func main() {
 		fmt.Print(text)
 	}
 	fmt.Println()
-	stats := stream.Finished().GetStats()
-	fmt.Printf("%s: %d tokens, %.1f per second\n", stream.FinishReason(), stream.Usage().GeneratedTokens, stats.GetDecodeTps())
+	finished := stream.Finished()
+	fmt.Printf("%s: %d tokens, %.1f per second\n",
+		finished.GetFinishReason(), stream.Usage().GeneratedTokens, finished.GetStats().GetDecodeTps())
 }
