@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use mlxstream::v1::generate_response::Event;
 use mlxstream::v1::{
-    AbortStatus, DeadlinePolicy, DeliveryOptions, DrainRequest, GenerateOptions, GenerateResponse, GeneratedToken,
-    GetLoadRequest, Started,
+    AbortStatus, DeadlinePolicy, DeliveryOptions, DrainRequest, Finished, GenerateOptions, GenerateRequest,
+    GenerateResponse, GeneratedToken, GetLoadRequest, Started,
 };
-use mlxstream::{Client, Connect, Error, Request, TextStream, Tls, Usage, message};
+use mlxstream::{Client, Connect, Error, TextStream, Tls, Usage, chat, message, text, tokens};
 use prost_types::Duration as ProtoDuration;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -133,26 +133,23 @@ fn connect(server: &Value) -> Result<Client, Error> {
     settings.connect()
 }
 
-fn request_of(request: &Value) -> Request {
+fn request_of(request: &Value) -> GenerateRequest {
     let prompt = &request["prompt"];
-    let mut made = if let Some(tokens) = prompt["tokens"].as_array() {
-        Request::tokens(tokens.iter().filter_map(u32_of))
+    let prompt = if let Some(ids) = prompt["tokens"].as_array() {
+        tokens(ids.iter().filter_map(u32_of))
     } else if let Some(messages) = prompt["messages"].as_array() {
-        Request::chat(messages.iter().map(|turn| message(text_of(turn, "role"), text_of(turn, "content"))))
+        chat(messages.iter().map(|turn| message(text_of(turn, "role"), text_of(turn, "content"))))
     } else {
         let filler = prompt["filler_bytes"].as_u64().unwrap_or(0) as usize;
-        Request::text(text_of(prompt, "text").to_owned() + &"x".repeat(filler))
+        text(text_of(prompt, "text").to_owned() + &"x".repeat(filler))
     };
-    if let Some(options) = request.get("options") {
-        made = made.options(options_of(options));
+    GenerateRequest {
+        request_id: text_of(request, "request_id").to_owned(),
+        model: text_of(request, "model").to_owned(),
+        options: request.get("options").map(options_of),
+        delivery: request.get("delivery").map(delivery_of),
+        ..prompt.into()
     }
-    if let Some(delivery) = request.get("delivery") {
-        made = made.delivery(delivery_of(delivery));
-    }
-    if let Some(priority) = request["priority"].as_i64() {
-        made = made.priority(priority as i32);
-    }
-    made.model(text_of(request, "model")).request_id(text_of(request, "request_id"))
 }
 
 fn options_of(options: &Value) -> GenerateOptions {
@@ -229,10 +226,10 @@ async fn play_stream(client: Client, request: &Value) -> Value {
     }
     .into();
     answer["error"] = result.err().map_or(Value::Null, |error| error_report(&error));
-    answer["finish_reason"] = stream.finish_reason().map_or(Value::Null, |reason| short_name(reason.as_str_name()));
-    answer["matched_stop"] = stream.finished().map(|finished| finished.matched_stop).unwrap_or_default().into();
+    answer["finish_reason"] = stream.finished().map_or(Value::Null, reason_of);
+    answer["matched_stop"] = stream.finished().map_or("", |finished| &finished.matched_stop).into();
     answer["usage"] = usage_report(stream.usage());
-    answer["started"] = stream.started().map_or(Value::Null, |started| started_report(&started));
+    answer["started"] = stream.started().map_or(Value::Null, started_report);
     answer
 }
 
@@ -310,7 +307,7 @@ fn is_due(end: &Value, account: &Account) -> bool {
 fn mark(stream: &TextStream, request: &Value, account: &Account) -> bool {
     let is_due = request["mark_after_chunks"].as_u64().is_some_and(|count| account.chunks >= count);
     if is_due {
-        let generation_id = stream.started().map(|started| started.generation_id);
+        let generation_id = stream.started().map(|started| &started.generation_id);
         print(
             &json!({"id": request["id"], "mark": "chunks", "generation_id": generation_id, "sequence": stream.sequence().to_string()}),
         );
@@ -322,17 +319,18 @@ async fn play_generate(client: Client, request: &Value) -> Result<Value, Error> 
     let mut account = Account::new();
     let generation = client.generate(request_of(request)).await?;
     account.take(&generation.text, &generation.tokens);
-    let stats = &generation.stats;
+    let finished = generation.finished.unwrap_or_default();
+    let stats = finished.stats.clone().unwrap_or_default();
     let mut answer = account.report(request);
     answer["outcome"] = "finished".into();
-    answer["finish_reason"] = short_name(generation.finish_reason.as_str_name());
-    answer["matched_stop"] = generation.matched_stop.into();
+    answer["finish_reason"] = reason_of(&finished);
+    answer["matched_stop"] = finished.matched_stop.into();
     answer["usage"] = usage_report(Usage {
         prompt_tokens: stats.prompt_tokens,
         cached_tokens: stats.cached_tokens,
         generated_tokens: stats.generated_tokens,
     });
-    answer["started"] = started_report(&generation.started);
+    answer["started"] = generation.started.as_ref().map_or(Value::Null, started_report);
     Ok(answer)
 }
 
@@ -489,7 +487,8 @@ impl Burst {
         self.finished += 1;
         self.texts.insert(account.text);
         if let Some(seconds) = account.first_text_seconds {
-            self.added_ms.push(seconds * 1000.0 - stream.stats().unwrap_or_default().time_to_first_token_ms);
+            let stats = stream.finished().and_then(|finished| finished.stats.as_ref());
+            self.added_ms.push(seconds * 1000.0 - stats.map_or(0.0, |stats| stats.time_to_first_token_ms));
         }
     }
 
@@ -548,6 +547,7 @@ fn snake_case(name: &str) -> String {
     snake
 }
 
-fn short_name(reason: &str) -> Value {
-    reason.trim_start_matches("FINISH_REASON_").to_lowercase().into()
+/// A value that this client does not know counts as unspecified.
+fn reason_of(finished: &Finished) -> Value {
+    finished.finish_reason().as_str_name().trim_start_matches("FINISH_REASON_").to_lowercase().into()
 }

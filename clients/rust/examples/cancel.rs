@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use mlxstream::{Error, Request, connect, user};
+use mlxstream::{Error, chat, connect, user};
 use tokio::time::{sleep, timeout};
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let target = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:50051".to_owned());
     let client = connect(&target)?;
-    let question = Request::chat([user("Tell a story that never ends.")]);
+    let question = chat([user("Tell a story that never ends.")]);
 
     // 1. Drop the stream, as the end of its scope does.
     {

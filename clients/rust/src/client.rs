@@ -1,11 +1,11 @@
 //! The client: a thin layer over the generated stubs, which adds deadlines, limits, retries and typed errors.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use prost::Message;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataMap;
@@ -15,17 +15,16 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus};
 use tonic_prost::ProstCodec;
 
+use crate::Error;
 use crate::connection::{Headers, MESSAGE_LIMIT_BYTES, Servers, Tls, Transport, add_metadata};
-use crate::reader::{MOST_ATTEMPTS, backoff};
-use crate::stream::{Streams, TextStream};
+use crate::reader::{MOST_ATTEMPTS, Reader, Reading, backoff};
+use crate::stream::TextStream;
 use crate::v1::abort_request::Target;
 use crate::v1::admin_service_client::AdminServiceClient;
 use crate::v1::generation_service_client::GenerationServiceClient;
 use crate::v1::model_service_client::ModelServiceClient;
-use crate::v1::{AbortRequest, AbortResponse, CompleteRequest, CompleteResponse, FinishReason, GenerateStats};
-use crate::v1::{GeneratedToken, GetModelRequest, ModelInfo, ResumeRequest, Started};
-use crate::v1::{complete_request, generate_request};
-use crate::{Error, Request};
+use crate::v1::{AbortRequest, AbortResponse, CompleteRequest, CompleteResponse, GenerateRequest};
+use crate::v1::{GetModelRequest, ModelInfo};
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long telling the server of durable streams that were left may take.
@@ -88,27 +87,10 @@ impl Connect {
             target: self.targets.join(", ").into(),
             metadata: metadata.into(),
             timeout: self.timeout,
-            streams: Arc::new(Streams::new()),
-            partings: Arc::new(watch::channel(Vec::new()).0),
+            closed: CancellationToken::new(),
+            readings: Arc::default(),
         })
     }
-}
-
-/// A finished generation.
-#[derive(Clone, Debug)]
-pub struct Generation {
-    /// All text.
-    pub text: String,
-    /// All tokens, without a terminating end token.
-    pub tokens: Vec<GeneratedToken>,
-    /// Why it ended; a value that this client does not know counts as unspecified.
-    pub finish_reason: FinishReason,
-    /// The stop sequence that was met; empty when none was.
-    pub matched_stop: String,
-    /// Its account.
-    pub stats: GenerateStats,
-    /// The first event, with the options in effect and the seed.
-    pub started: Started,
 }
 
 /// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last. A
@@ -119,9 +101,25 @@ pub struct Client {
     target: Arc<str>,
     metadata: Arc<MetadataMap>,
     timeout: Duration,
-    streams: Arc<Streams>,
-    /// Durable generations that were left, until the server has been told.
-    partings: Arc<watch::Sender<Vec<Target>>>,
+    closed: CancellationToken,
+    readings: Readings,
+}
+
+/// The readers at work, and those that were left, until the server has been told.
+type Readings = Arc<Mutex<Vec<Arc<Reading>>>>;
+
+fn lock(readings: &Readings) -> MutexGuard<'_, Vec<Arc<Reading>>> {
+    readings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Held by a reader's task: when it ends, or its runtime does, nobody need wait for it any more.
+pub(crate) struct Begun(Readings, Arc<Reading>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.1.over.cancel();
+        lock(&self.0).retain(|reading| !Arc::ptr_eq(reading, &self.1));
+    }
 }
 
 impl Client {
@@ -130,73 +128,81 @@ impl Client {
         Self { timeout, ..self.clone() }
     }
 
-    /// End every stream that still runs, of this client and its clones; whoever reads one gets an error of kind `Cancelled`
-    /// with the reason CLIENT_CLOSED, as does whoever opens another. Then wait, two seconds at most, until the server has
-    /// been told of the durable ones, and of those that were left before: it would wait for somebody who comes back.
+    /// The same client, whose generations leave the queue sooner the higher this is: from -100 to 100, else 0.
+    pub fn with_priority(&self, priority: i32) -> Self {
+        let mut metadata = self.metadata.as_ref().clone();
+        metadata.insert("mlx-stream-priority", priority.into());
+        Self { metadata: metadata.into(), ..self.clone() }
+    }
+
+    /// End everything that still runs, of this client and its clones; whoever waits for it gets an error of kind `Cancelled`
+    /// with the reason CLIENT_CLOSED, as does whoever calls later. Then wait, two seconds at most, until the server has been
+    /// told of the durable streams, and of those that were left before: it would wait for somebody who comes back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), mlxstream::Error> {
     /// let client = mlxstream::connect("127.0.0.1:50051")?;
     /// let twin = client.clone();
-    /// let mut open = client.stream(mlxstream::Request::text("Once upon a time"));
+    /// let mut open = client.stream(mlxstream::text("Once upon a time"));
     /// client.close().await;
-    /// for stream in [&mut open, &mut twin.stream(mlxstream::Request::text("Once more"))] {
+    /// for stream in [&mut open, &mut twin.stream(mlxstream::text("Once more"))] {
     ///     assert_eq!(stream.next().await.unwrap().unwrap_err().reason, "CLIENT_CLOSED");
     ///     assert!(stream.next().await.is_none());
     /// }
+    /// assert_eq!(twin.model().await.unwrap_err().reason, "CLIENT_CLOSED");
     /// # Ok(())
     /// # }
     /// ```
     pub async fn close(self) {
-        self.streams.close();
-        let mut partings = self.partings.subscribe();
-        let _ = timeout(FAREWELL, partings.wait_for(Vec::is_empty)).await;
+        self.closed.cancel();
+        let readings = lock(&self.readings).clone();
+        let all_over = async {
+            for reading in readings {
+                reading.over.cancelled().await
+            }
+        };
+        let _ = timeout(FAREWELL, all_over).await;
     }
 
-    /// Generate, and give the text as it comes.
-    pub fn stream(&self, request: Request) -> TextStream {
-        TextStream::generate(self.clone(), request)
+    /// Generate, and give the text as it comes: `client.stream(text("Once upon a time"))`.
+    pub fn stream(&self, request: impl Into<GenerateRequest>) -> TextStream {
+        self.reading(Reader::new(self.clone(), request.into(), None))
     }
 
     /// Go on with a durable generation after the event with this number; 0 begins at its first.
     pub fn resume(&self, generation_id: impl Into<String>, after_sequence: u64) -> TextStream {
-        TextStream::resume(self.clone(), ResumeRequest { generation_id: generation_id.into(), after_sequence })
+        let point = (generation_id.into(), after_sequence);
+        self.reading(Reader::new(self.clone(), GenerateRequest::default(), Some(point)))
+    }
+
+    fn reading(&self, reader: Reader) -> TextStream {
+        let (left, sequence) = (reader.left(), reader.sequence());
+        TextStream::new(reader, left, self.closed.clone(), sequence)
     }
 
     /// Generate, and give all of it at the end.
-    pub async fn generate(&self, request: Request) -> Result<Generation, Error> {
-        let client = match request.priority {
-            Some(priority) => self.with_priority(priority),
-            None => self.clone(),
-        };
-        let (message, deadline) = (complete_request(request), client.deadline());
-        let mut call = client.repeated(deadline, |transport| complete(transport, message.clone())).await?;
+    pub async fn generate(&self, request: impl Into<GenerateRequest>) -> Result<CompleteResponse, Error> {
+        let packed = request.into().encode_to_vec();
+        let same = CompleteRequest::decode(packed.as_slice()).expect("their fields and numbers are the same");
+        let deadline = self.deadline();
+        let mut call = self.repeated(deadline, None, |transport| complete(transport, same.clone())).await?;
         let answered = async {
             let answer = call.message().await?;
             call.trailers().await?;
             Ok::<_, Status>(answer)
         };
-        let answer = client.bounded(deadline, answered).await?.ok_or_else(Error::stream_cut)?;
-        let finished = answer.finished.unwrap_or_default();
-        Ok(Generation {
-            text: answer.text,
-            tokens: answer.tokens,
-            finish_reason: finished.finish_reason(),
-            matched_stop: finished.matched_stop,
-            stats: finished.stats.unwrap_or_default(),
-            started: answer.started.unwrap_or_default(),
-        })
+        self.bounded(deadline, answered).await?.ok_or_else(Error::stream_cut)
     }
 
     /// End a generation by the caller's name for it. One that does not run (any more) is not an error.
     pub async fn abort(&self, request_id: impl Into<String>) -> Result<AbortResponse, Error> {
-        self.abort_target(Target::RequestId(request_id.into())).await
+        self.abort_target(Target::RequestId(request_id.into()), 0).await
     }
 
     /// End a generation by the server's id of it. One that does not run (any more) is not an error.
     pub async fn abort_generation(&self, generation_id: impl Into<String>) -> Result<AbortResponse, Error> {
-        self.abort_target(Target::GenerationId(generation_id.into())).await
+        self.abort_target(Target::GenerationId(generation_id.into()), 0).await
     }
 
     /// What is known about the served model.
@@ -212,7 +218,7 @@ impl Client {
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let made = |transport| call(ModelServiceClient::new(transport).max_decoding_message_size(MESSAGE_LIMIT_BYTES));
-        self.repeated(self.deadline(), made).await.map(Response::into_inner)
+        self.repeated(self.deadline(), None, made).await.map(Response::into_inner)
     }
 
     /// Make a call of the AdminService, once: `client.admin(|mut stub| async move { stub.drain(request).await })`.
@@ -222,7 +228,7 @@ impl Client {
     {
         let deadline = self.deadline();
         let answered = async {
-            let transport = self.transport(Some(deadline)).await;
+            let transport = self.transport(self.next().await, Some(deadline));
             call(AdminServiceClient::new(transport).max_decoding_message_size(MESSAGE_LIMIT_BYTES)).await
         };
         self.bounded(deadline, answered).await.map(Response::into_inner)
@@ -232,32 +238,31 @@ impl Client {
     pub async fn health(&self, service: &str) -> Result<&'static str, Error> {
         let deadline = self.deadline();
         let request = HealthCheckRequest { service: service.to_owned() };
-        let answered = async { HealthClient::new(self.transport(Some(deadline)).await).check(request).await };
+        let answered = async {
+            let transport = self.transport(self.next().await, Some(deadline));
+            HealthClient::new(transport).check(request).await
+        };
         Ok(self.bounded(deadline, answered).await?.get_ref().status().as_str_name())
     }
 
     /// Follow the health of a service, its status now first, for as long as `more` says so. It has no deadline.
     pub async fn watch_health(&self, service: &str, mut more: impl FnMut(&'static str) -> bool) -> Result<(), Error> {
         let request = HealthCheckRequest { service: service.to_owned() };
-        let mut stub = HealthClient::new(self.transport(None).await);
-        let failed = |status: Status| self.error(&status, None);
-        let mut statuses = stub.watch(request).await.map_err(failed)?.into_inner();
-        while let Some(status) = statuses.message().await.map_err(failed)? {
-            if !more(ServingStatus::try_from(status.status).unwrap_or(ServingStatus::Unknown).as_str_name()) {
-                break;
+        let watched = async {
+            let transport = self.transport(self.next().await, None);
+            let mut statuses = HealthClient::new(transport).watch(request).await?.into_inner();
+            while let Some(status) = statuses.message().await? {
+                if !more(ServingStatus::try_from(status.status).unwrap_or(ServingStatus::Unknown).as_str_name()) {
+                    break;
+                }
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        self.unless_closed(watched).await?.map_err(|status| self.error(&status, None))
     }
 
-    pub(crate) fn with_priority(&self, priority: i32) -> Self {
-        let mut metadata = self.metadata.as_ref().clone();
-        metadata.insert("mlx-stream-priority", priority.into());
-        Self { metadata: metadata.into(), ..self.clone() }
-    }
-
-    pub(crate) fn streams(&self) -> &Streams {
-        &self.streams
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        &self.closed
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -268,53 +273,85 @@ impl Client {
         Instant::now() + self.timeout.min(NO_DEADLINE)
     }
 
-    pub(crate) async fn generations(&self, deadline: Instant) -> GenerationServiceClient<Transport> {
-        generations(self.transport(Some(deadline)).await)
-    }
-
     pub(crate) fn error(&self, status: &Status, generated_tokens: Option<u32>) -> Error {
         Error::of(status, &self.target, self.timeout, generated_tokens)
     }
 
-    /// Tell the server, in the background, of a durable generation that nobody reads any more.
-    pub(crate) fn part(&self, generation: Target, runtime: &Handle) {
-        let client = self.with_timeout(FAREWELL);
-        self.partings.send_modify(|left| left.push(generation.clone()));
-        runtime.spawn(async move {
-            let _ = client.abort_target(generation.clone()).await;
-            client.partings.send_modify(|left| left.retain(|one| *one != generation));
-        });
+    pub(crate) fn servers(&self) -> usize {
+        self.servers.count()
+    }
+
+    /// Whose turn it is.
+    pub(crate) async fn next(&self) -> usize {
+        self.servers.next().await
+    }
+
+    /// What a call to one of the servers runs on, for so long; None: without a deadline.
+    pub(crate) fn transport(&self, server: usize, deadline: Option<Instant>) -> Transport {
+        let headers = Headers { metadata: self.metadata.as_ref().clone(), deadline };
+        InterceptedService::new(self.servers.channel(server), headers)
+    }
+
+    /// Note that a reader is at work, until what this gives is dropped.
+    pub(crate) fn begin(&self, reading: Arc<Reading>) -> Begun {
+        lock(&self.readings).push(reading.clone());
+        Begun(self.readings.clone(), reading)
+    }
+
+    /// Tell the servers, from this one on, of a durable generation that nobody reads any more.
+    pub(crate) async fn part(&self, generation: Target, server: usize) {
+        let outliving = Self { timeout: FAREWELL, closed: CancellationToken::new(), ..self.clone() };
+        let _ = outliving.abort_target(generation, server).await;
     }
 
     /// Wait until a generation that was left is ended: a farewell that comes late would end what is resumed.
     pub(crate) async fn has_parted(&self, generation_id: &str) {
-        let generation = Target::GenerationId(generation_id.to_owned());
-        let _ = self.partings.subscribe().wait_for(|left| !left.contains(&generation)).await;
+        let readings = lock(&self.readings).clone();
+        for reading in readings.iter().filter(|reading| reading.left.is_cancelled()) {
+            if reading.generation_id.get().is_some_and(|id| id == generation_id) {
+                reading.over.cancelled().await;
+            }
+        }
     }
 
-    async fn abort_target(&self, target: Target) -> Result<AbortResponse, Error> {
-        let request = AbortRequest { target: Some(target) };
+    /// Ask one server after the other, until one knows the generation: that one tells its account.
+    async fn abort_target(&self, target: Target, first: usize) -> Result<AbortResponse, Error> {
+        let (request, deadline) = (AbortRequest { target: Some(target) }, self.deadline());
         let call = |transport| {
             let (mut stub, request) = (generations(transport), request.clone());
             async move { stub.abort(request).await }
         };
-        self.repeated(self.deadline(), call).await.map(Response::into_inner)
+        let mut verdict = None;
+        for place in 0..self.servers() {
+            let server = (first + place) % self.servers();
+            let told = self.repeated(deadline, Some(server), call).await.map(Response::into_inner);
+            if told.as_ref().is_ok_and(|answer| answer.stats.is_some()) {
+                return told;
+            }
+            verdict = verdict.filter(Result::is_ok).or(Some(told));
+        }
+        verdict.expect("there is at least one server")
     }
 
-    /// What the next call runs on, for so long; None: without a deadline.
-    async fn transport(&self, deadline: Option<Instant>) -> Transport {
-        let headers = Headers { metadata: self.metadata.as_ref().clone(), deadline };
-        InterceptedService::new(self.servers.next().await, headers)
-    }
-
-    /// Make a call, again while the server has not taken it up and allows it.
-    async fn repeated<T, F>(&self, deadline: Instant, call: impl Fn(Transport) -> F) -> Result<T, Error>
+    /// Make a call, again while the server has not taken it up and allows it; None: each time at the next server.
+    async fn repeated<T, F>(
+        &self,
+        deadline: Instant,
+        server: Option<usize>,
+        call: impl Fn(Transport) -> F,
+    ) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Status>>,
     {
         let mut failures = 0;
         loop {
-            let attempt = async { call(self.transport(Some(deadline)).await).await };
+            let attempt = async {
+                let server = match server {
+                    Some(server) => server,
+                    None => self.next().await,
+                };
+                call(self.transport(server, Some(deadline))).await
+            };
             let error = match self.bounded(deadline, attempt).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
@@ -328,14 +365,22 @@ impl Client {
     }
 
     async fn bounded<T>(&self, deadline: Instant, call: impl Future<Output = Result<T, Status>>) -> Result<T, Error> {
-        match timeout_at(deadline, call).await {
+        match self.unless_closed(timeout_at(deadline, call)).await? {
             Ok(answer) => answer.map_err(|status| self.error(&status, None)),
             Err(_) => Err(Error::deadline(self.timeout, 0)),
         }
     }
+
+    async fn unless_closed<T>(&self, call: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            () = self.closed.cancelled() => Err(Error::client_closed()),
+            answer = call => Ok(answer),
+        }
+    }
 }
 
-fn generations(transport: Transport) -> GenerationServiceClient<Transport> {
+pub(crate) fn generations(transport: Transport) -> GenerationServiceClient<Transport> {
     GenerationServiceClient::new(transport)
         .max_decoding_message_size(MESSAGE_LIMIT_BYTES)
         .max_encoding_message_size(MESSAGE_LIMIT_BYTES)
@@ -351,22 +396,4 @@ async fn complete(transport: Transport, request: CompleteRequest) -> Result<Stre
     let path = PathAndQuery::from_static("/mlxstream.v1.GenerationService/Complete");
     let codec = ProstCodec::<CompleteRequest, CompleteResponse>::default();
     grpc.server_streaming(tonic::Request::new(request), path, codec).await.map(Response::into_inner)
-}
-
-/// The request of the unary call: its fields are those of the streaming one.
-fn complete_request(request: Request) -> CompleteRequest {
-    use {complete_request::Prompt as To, generate_request::Prompt as From};
-    let message = request.message;
-    let prompt = message.prompt.map(|prompt| match prompt {
-        From::Text(text) => To::Text(text),
-        From::Tokens(tokens) => To::Tokens(tokens),
-        From::Chat(chat) => To::Chat(chat),
-    });
-    CompleteRequest {
-        request_id: message.request_id,
-        model: message.model,
-        options: message.options,
-        delivery: message.delivery,
-        prompt,
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataKey, MetadataMap, MetadataValue};
 use tonic::service::Interceptor;
@@ -60,12 +60,9 @@ pub struct Headers {
 
 impl Interceptor for Headers {
     fn call(&mut self, mut request: tonic::Request<()>) -> Result<tonic::Request<()>, Status> {
-        for (name, value) in self.metadata.iter().filter_map(|entry| match entry {
-            tonic::metadata::KeyAndValueRef::Ascii(name, value) => Some((name, value)),
-            tonic::metadata::KeyAndValueRef::Binary(..) => None,
-        }) {
-            request.metadata_mut().insert(name.clone(), value.clone());
-        }
+        let mut headers = std::mem::take(request.metadata_mut()).into_headers();
+        headers.extend(self.metadata.clone().into_headers());
+        *request.metadata_mut() = MetadataMap::from_headers(headers);
         if let Some(deadline) = self.deadline {
             request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         }
@@ -120,24 +117,18 @@ impl Server {
         self.channel.get_or_init(|| self.endpoint.connect_lazy()).clone()
     }
 
-    /// Follow its health for ever, and tell whether it serves.
+    /// Follow its health for ever, and tell whether it serves. A server without health is taken to.
     async fn follow(&self, tell: impl Fn(bool)) {
         loop {
-            let request = HealthCheckRequest { service: READINESS_SERVICE.to_owned() };
-            let ended = match HealthClient::new(self.channel()).watch(request).await {
-                Ok(response) => {
-                    let mut statuses = response.into_inner();
-                    loop {
-                        match statuses.message().await {
-                            Ok(Some(health)) => tell(health.status() == ServingStatus::Serving),
-                            Ok(None) => break Code::Unavailable,
-                            Err(status) => break status.code(),
-                        }
-                    }
+            let followed = async {
+                let request = HealthCheckRequest { service: READINESS_SERVICE.to_owned() };
+                let mut statuses = HealthClient::new(self.channel()).watch(request).await?.into_inner();
+                while let Some(health) = statuses.message().await? {
+                    tell(health.status() == ServingStatus::Serving);
                 }
-                Err(status) => status.code(),
+                Ok::<_, Status>(())
             };
-            tell(ended == Code::Unimplemented);
+            tell(followed.await.is_err_and(|status| status.code() == Code::Unimplemented));
             tokio::time::sleep(RECONNECT_PAUSE).await;
         }
     }
@@ -155,26 +146,20 @@ pub(crate) struct Servers {
 #[derive(Debug)]
 struct Health {
     is_serving: watch::Receiver<Vec<Option<bool>>>,
-    tasks: Vec<JoinHandle<()>>,
+    _following: JoinSet<()>,
 }
 
 impl Health {
     fn follow(servers: &[Arc<Server>]) -> Self {
         let (sender, is_serving) = watch::channel(vec![None; servers.len()]);
-        let sender = Arc::new(sender);
-        let tasks = servers.iter().cloned().enumerate().map(|(place, server)| {
+        let mut following = JoinSet::new();
+        for (place, server) in servers.iter().cloned().enumerate() {
             let sender = sender.clone();
-            tokio::spawn(
-                async move { server.follow(|serves| sender.send_modify(|all| all[place] = Some(serves))).await },
-            )
-        });
-        Self { tasks: tasks.collect(), is_serving }
-    }
-}
-
-impl Drop for Health {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+            following.spawn(async move {
+                server.follow(|serves| sender.send_modify(|all| all[place] = Some(serves))).await
+            });
+        }
+        Self { is_serving, _following: following }
     }
 }
 
@@ -187,19 +172,27 @@ impl Servers {
         Ok(Self { servers, health: OnceLock::new(), turn: AtomicUsize::new(0) })
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.servers.len()
+    }
+
+    pub(crate) fn channel(&self, server: usize) -> Channel {
+        self.servers[server].channel()
+    }
+
     /// Whose turn it is. With several, waits until one is known to serve, or until none is; then any may refuse.
-    pub(crate) async fn next(&self) -> Channel {
+    pub(crate) async fn next(&self) -> usize {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        if let [one] = self.servers.as_slice() {
-            return one.channel();
+        if self.count() == 1 {
+            return 0;
         }
         let mut is_serving = self.health.get_or_init(|| Health::follow(&self.servers)).is_serving.clone();
         let is_known = |states: &Vec<Option<bool>>| states.contains(&Some(true)) || !states.contains(&None);
         let states = is_serving.wait_for(is_known).await.map(|states| states.clone()).unwrap_or_default();
-        let serving: Vec<_> = self.servers.iter().zip(states).filter(|(_, state)| *state == Some(true)).collect();
+        let serving: Vec<_> = (0..self.count()).filter(|server| states.get(*server) == Some(&Some(true))).collect();
         match serving.as_slice() {
-            [] => self.servers[turn % self.servers.len()].channel(),
-            some => some[turn % some.len()].0.channel(),
+            [] => turn % self.count(),
+            some => some[turn % some.len()],
         }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use tonic::{Code, Status};
-use tonic_types::StatusExt;
+use tonic_types::{FieldViolation, StatusExt};
 
 /// What a caller would do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,15 +45,6 @@ pub enum ErrorKind {
     Server,
 }
 
-/// A bad field of a request: its path in the schema, and what is wrong with it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FieldViolation {
-    /// Its path.
-    pub field: String,
-    /// What is wrong.
-    pub description: String,
-}
-
 /// A failed call. Its fields are those of [`Failure`].
 #[derive(Clone, Debug)]
 pub struct Error(Box<Failure>);
@@ -67,24 +58,18 @@ pub struct Failure {
     /// Status code of the call.
     pub code: Code,
     /// Name of the schema's `ErrorReason`, or where no server spoke one of the client's own: DEADLINE, UNREACHABLE,
-    /// UNRESOLVABLE_TARGET, CONNECTION_LOST, INVALID_SETTING, STREAM_CUT, CLIENT_CLOSED.
+    /// UNRESOLVABLE_TARGET, CONNECTION_LOST, INVALID_SETTING, STREAM_CUT, CLIENT_CLOSED, RUNTIME_ENDED.
     pub reason: String,
     /// What happened, for people.
     pub message: String,
     /// The values that the message speaks of, by name.
     pub metadata: HashMap<String, String>,
-    /// The bad fields of the request.
+    /// The bad fields of the request: the path of each in the schema, and what is wrong with it.
     pub violations: Vec<FieldViolation>,
     /// How long the server asks to wait before another try.
     pub retry_after: Option<Duration>,
-    pushback: Option<Pushback>,
-}
-
-/// What the trailer `grpc-retry-pushback-ms` says.
-#[derive(Clone, Copy, Debug)]
-enum Pushback {
-    Wait(Duration),
-    Never,
+    /// What the trailer `grpc-retry-pushback-ms` says; below 0: never.
+    pushback_ms: Option<i64>,
 }
 
 impl fmt::Display for Error {
@@ -113,7 +98,7 @@ impl Error {
             metadata: HashMap::new(),
             violations: Vec::new(),
             retry_after: None,
-            pushback: None,
+            pushback_ms: None,
         }))
     }
 
@@ -128,6 +113,12 @@ impl Error {
 
     pub(crate) fn client_closed() -> Self {
         Self::local(ErrorKind::Cancelled, Code::Cancelled, "CLIENT_CLOSED", "the client was closed".to_owned())
+    }
+
+    /// The task that reads a stream ends with its runtime, perhaps before the stream.
+    pub(crate) fn runtime_ended() -> Self {
+        let message = "the runtime in which the stream was begun has ended".to_owned();
+        Self::local(ErrorKind::Cancelled, Code::Cancelled, "RUNTIME_ENDED", message)
     }
 
     pub(crate) fn deadline(timeout: Duration, generated_tokens: u32) -> Self {
@@ -160,19 +151,16 @@ impl Error {
         let message = if status.message().is_empty() { status.code().description() } else { status.message() };
         let mut error = Self::local(kind_of(status.code(), reason), status.code(), reason, message.to_owned());
         error.0.metadata = details.error_info().map(|info| info.metadata.clone()).unwrap_or_default();
-        error.0.violations = details.bad_request().map_or_else(Vec::new, |request| {
-            let named = request.field_violations.iter();
-            named.map(|one| FieldViolation { field: one.field.clone(), description: one.description.clone() }).collect()
-        });
+        error.0.violations = details.bad_request().map(|request| request.field_violations.clone()).unwrap_or_default();
         error.0.retry_after = details.retry_info().and_then(|info| info.retry_delay);
-        error.0.pushback = pushback_of(status);
+        error.0.pushback_ms = pushback_of(status);
         error
     }
 
     /// How long to wait before a call that has not been answered is tried again; None: it must not be.
     pub(crate) fn retry_pause(&self, backoff: Duration) -> Option<Duration> {
-        match (self.code, self.pushback) {
-            (Code::Unavailable | Code::ResourceExhausted, Some(Pushback::Wait(pause))) => Some(pause),
+        match (self.code, self.pushback_ms) {
+            (Code::Unavailable | Code::ResourceExhausted, Some(ms)) => ms.try_into().map(Duration::from_millis).ok(),
             (Code::Unavailable, None) => Some(backoff),
             _ => None,
         }
@@ -203,7 +191,7 @@ impl Error {
         };
         let mut error = Self::local(ErrorKind::Unavailable, Code::Unavailable, reason, message);
         error.0.metadata.insert("target".to_owned(), target.to_owned());
-        error.0.pushback = pushback_of(status);
+        error.0.pushback_ms = pushback_of(status);
         error
     }
 }
@@ -227,10 +215,8 @@ fn kind_of(code: Code, reason: &str) -> ErrorKind {
     }
 }
 
-fn pushback_of(status: &Status) -> Option<Pushback> {
-    let text = status.metadata().get("grpc-retry-pushback-ms")?.to_str().ok()?;
-    let milliseconds: i64 = text.parse().ok()?;
-    Some(u64::try_from(milliseconds).map_or(Pushback::Never, |wait| Pushback::Wait(Duration::from_millis(wait))))
+fn pushback_of(status: &Status) -> Option<i64> {
+    status.metadata().get("grpc-retry-pushback-ms")?.to_str().ok()?.parse().ok()
 }
 
 /// What the system said, where it is the cause.

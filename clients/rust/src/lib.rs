@@ -3,7 +3,7 @@
 //! ```no_run
 //! # async fn example() -> Result<(), mlxstream::Error> {
 //! let client = mlxstream::connect("127.0.0.1:50051")?;
-//! let mut stream = client.stream(mlxstream::Request::text("Once upon a time"));
+//! let mut stream = client.stream(mlxstream::text("Once upon a time"));
 //! while let Some(text) = stream.next().await {
 //!     print!("{}", text?);
 //! }
@@ -34,8 +34,8 @@ pub mod v1;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-pub use client::{Client, Connect, Generation, connect};
+pub use client::{Client, Connect, connect};
 pub use connection::{Headers, Tls, Transport};
-pub use error::{Error, ErrorKind, Failure, FieldViolation};
-pub use request::{Request, message, user};
+pub use error::{Error, ErrorKind, Failure};
+pub use request::{chat, message, text, tokens, user};
 pub use stream::{Canceller, TextStream, Usage};

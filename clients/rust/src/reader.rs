@@ -1,145 +1,165 @@
-//! Reads one generation through as many calls as it takes.
+//! Reads one generation through as many calls as it takes, in a task of its own.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::Stream;
-use futures_util::stream::unfold;
-use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status, Streaming};
 
-use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, generations};
 use crate::v1::abort_request::Target;
 use crate::v1::generate_response::Event;
-use crate::v1::{Finished, GenerateRequest, GenerateResponse, ResumeRequest, Started, TokenChunk};
+use crate::v1::{GenerateRequest, GenerateResponse, ResumeRequest, TokenChunk};
+use crate::{Error, ErrorKind};
 
 pub(crate) const MOST_ATTEMPTS: u32 = 4;
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What has been shown of a generation, the name by which the server knows it, and where its calls run.
-pub(crate) struct Account {
-    pub(crate) name: Target,
-    pub(crate) runtime: Option<Handle>,
-    pub(crate) started: Option<Started>,
-    pub(crate) finished: Option<Finished>,
-    pub(crate) sequence: u64,
-    pub(crate) generated_tokens: u32,
-}
-
-impl Account {
-    pub(crate) fn of(opening: &Opening) -> Self {
-        let (name, sequence) = match opening {
-            Opening::Generate(request) => (Target::RequestId(request.request_id.clone()), 0),
-            Opening::Resume(request) => (Target::GenerationId(request.generation_id.clone()), request.after_sequence),
-        };
-        Self { name, runtime: None, started: None, finished: None, sequence, generated_tokens: 0 }
-    }
-
-    /// Note what matters of an event.
-    fn take(&mut self, response: &GenerateResponse) {
-        match &response.event {
-            Some(Event::Started(started)) => {
-                self.name = Target::GenerationId(started.generation_id.clone());
-                self.started = Some(started.clone());
-            }
-            Some(Event::Finished(finished)) => self.finished = Some(finished.clone()),
-            Some(Event::Chunk(chunk)) => {
-                self.generated_tokens = chunk.tokens.last().map_or(self.generated_tokens, |token| token.index + 1);
-            }
-            _ => {} // heartbeats, canvases, and whatever a newer server sends
-        }
-    }
-
-    fn arrived_tokens(&self) -> Option<u32> {
-        self.started.as_ref().map(|_| self.generated_tokens)
-    }
-}
-
-/// How a stream begins.
-pub(crate) enum Opening {
-    Generate(Box<GenerateRequest>),
-    Resume(ResumeRequest),
+/// A reader at work, as its client sees it.
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    pub(crate) generation_id: OnceLock<String>,
+    pub(crate) left: CancellationToken,
+    /// The task has ended, and the server been told, if it had to be.
+    pub(crate) over: CancellationToken,
 }
 
 /// Owns the calls of one generation. A durable one is resumed where it was cut off; whoever reads sees everything once.
 pub(crate) struct Reader {
     client: Client,
-    opening: Opening,
+    request: GenerateRequest,
     is_durable: bool,
+    reading: Arc<Reading>,
     first_sequence: u64,
-    account: Arc<Mutex<Account>>,
-    deadline: Option<Instant>,
+    at: Progress,
     call: Option<Streaming<GenerateResponse>>,
-    /// Whether the server has answered with headers: it has taken the request up.
-    is_accepted: bool,
-    failures: u32,
-    /// Characters that came since the first message, known ones included when all is said again.
-    place: usize,
-    /// How many of them have been shown.
-    characters: usize,
     /// The end of a durable generation that failed: what follows shows whether it is the end.
     held: Option<GenerateResponse>,
-    /// What the stream fails with, once the held event was given.
-    failure: Option<Error>,
+}
+
+/// How far a reader is.
+#[derive(Default)]
+struct Progress {
+    sequence: u64,
+    has_started: bool,
+    has_finished: bool,
+    generated_tokens: u32,
+    /// Whether anything was sent, and whether the server has answered with headers: it has taken the request up.
+    is_sent: bool,
+    is_accepted: bool,
+    failures: u32,
+    /// Who is asked to go on; whether that one has not answered yet, how many in a row have refused, and why.
+    server: usize,
+    is_asking: bool,
+    refusals: usize,
+    verdict: Option<Error>,
+    /// Characters that came since the first message, known ones included when all is said again; and those shown.
+    place: usize,
+    characters: usize,
 }
 
 impl Reader {
-    pub(crate) fn new(client: Client, opening: Opening, is_durable: bool, account: Arc<Mutex<Account>>) -> Self {
-        let first_sequence = lock(&account).sequence;
+    /// Begin with `request`, or go on with the generation of an id after a message.
+    pub(crate) fn new(client: Client, mut request: GenerateRequest, resumed: Option<(String, u64)>) -> Self {
+        let is_durable = resumed.is_some() || request.delivery.as_ref().is_some_and(|delivery| delivery.durable);
+        if is_durable && request.request_id.is_empty() {
+            request.request_id = unique_name(); // tells the server a repetition from a twin
+        }
+        let (reading, first_sequence) = (Reading::default(), resumed.as_ref().map_or(0, |(_, sequence)| *sequence));
+        if let Some((generation_id, _)) = resumed {
+            reading.generation_id.get_or_init(|| generation_id);
+        }
         Self {
             client,
-            opening,
+            request,
             is_durable,
+            reading: Arc::new(reading),
             first_sequence,
-            account,
-            deadline: None,
+            at: Progress { sequence: first_sequence, ..Default::default() },
             call: None,
-            is_accepted: false,
-            failures: 0,
-            place: 0,
-            characters: 0,
             held: None,
-            failure: None,
         }
     }
 
-    pub(crate) fn events(self) -> impl Stream<Item = Result<GenerateResponse, Error>> + Send {
-        unfold(self, |mut reader| async move { reader.read().await.map(|item| (item, reader)) })
+    pub(crate) fn left(&self) -> CancellationToken {
+        self.reading.left.clone()
     }
 
-    /// The next event that the caller has not had; None after the last one.
-    async fn read(&mut self) -> Option<Result<GenerateResponse, Error>> {
-        let deadline = *self.deadline.get_or_insert_with(|| self.client.deadline());
-        while self.failure.is_none() {
+    pub(crate) fn sequence(&self) -> u64 {
+        self.first_sequence
+    }
+
+    /// Begin the task that reads. What it gives ends when the generation does, or is left.
+    pub(crate) fn begin(self) -> mpsc::Receiver<Result<GenerateResponse, Error>> {
+        let (sender, receiver) = mpsc::channel(1);
+        let guard = self.client.begin(self.reading.clone());
+        tokio::spawn(async move {
+            self.run(sender).await;
+            drop(guard);
+        });
+        receiver
+    }
+
+    async fn run(mut self, events: mpsc::Sender<Result<GenerateResponse, Error>>) {
+        let (left, closed) = (self.left(), self.client.closed().clone());
+        let ended = tokio::select! {
+            biased;
+            () = left.cancelled() => None,
+            () = closed.cancelled() => None,
+            ended = self.read(&events) => Some(ended),
+        };
+        self.call = None; // what is dropped is reset
+        let has_left = match &ended {
+            None => true,
+            Some(Ok(())) => false,
+            Some(Err(error)) => error.kind == ErrorKind::DeadlineExceeded, // else it may be somebody else's by now
+        };
+        let told = async {
+            if let Some(Err(error)) = ended {
+                let _ = events.send(Err(error)).await;
+            }
+            drop(events);
+        };
+        let parted = async {
+            if has_left && self.is_durable && self.at.is_sent && !self.at.has_finished {
+                self.client.part(self.name(), self.at.server).await; // it does not end with its call
+            }
+        };
+        tokio::join!(told, parted);
+    }
+
+    /// Read to the end of the generation, or to an error.
+    async fn read(&mut self, events: &mpsc::Sender<Result<GenerateResponse, Error>>) -> Result<(), Error> {
+        let deadline = self.client.deadline();
+        loop {
             let error = match timeout_at(deadline, self.step(deadline)).await {
-                Ok(Ok(Some(response))) => match self.news(response) {
-                    Some(response) => return Some(Ok(response)),
-                    None => continue,
-                },
-                Ok(Ok(None)) => return None,
+                Ok(Ok(Some(response))) => {
+                    if let Some(response) = self.news(response) {
+                        let _ = events.send(Ok(response)).await; // whoever drops it leaves
+                    }
+                    continue;
+                }
+                Ok(Ok(None)) => return Ok(()),
                 Ok(Err(error)) => error,
-                Err(_) => Error::deadline(self.client.timeout(), lock(&self.account).generated_tokens),
+                Err(_) => Error::deadline(self.client.timeout(), self.at.generated_tokens),
             };
+            let Some(error) = self.verdict_on(error) else { continue };
             match self.pause_after(&error).filter(|pause| Instant::now() + *pause < deadline) {
                 Some(pause) => {
-                    self.failures += 1;
+                    self.at.failures += 1;
                     self.held = None;
                     sleep(pause).await;
                 }
-                None => self.failure = Some(error),
+                None => {
+                    if let Some(held) = self.held.take() {
+                        let _ = events.send(Ok(held)).await;
+                    }
+                    return Err(error);
+                }
             }
-        }
-        match self.held.take() {
-            Some(response) => {
-                lock(&self.account).take(&response);
-                Some(Ok(response))
-            }
-            None => self.failure.take().map(Err),
         }
     }
 
@@ -154,92 +174,131 @@ impl Reader {
                 self.call = Some(call);
                 Ok(Some(response))
             }
-            Ok(None) if lock(&self.account).finished.is_some() => Ok(None),
+            Ok(None) if self.at.has_finished => Ok(None),
             Ok(None) => Err(Error::stream_cut()),
             Err(status) => Err(self.failed(&status)),
         }
     }
 
     async fn open(&mut self, deadline: Instant) -> Result<Streaming<GenerateResponse>, Error> {
-        let mut stub = self.client.generations(deadline).await;
-        if let Opening::Resume(request) = &self.opening {
-            self.client.has_parted(&request.generation_id).await;
+        if self.at.sequence == self.first_sequence {
+            self.at.place = 0;
         }
-        let (begun, after_sequence) = {
-            let mut account = lock(&self.account);
-            account.runtime = Handle::try_current().ok();
-            (account.started.as_ref().map(|started| started.generation_id.clone()), account.sequence)
+        let answer = match self.reading.generation_id.get().cloned() {
+            Some(generation_id) => {
+                self.client.has_parted(&generation_id).await;
+                (self.at.is_sent, self.at.is_asking) = (true, true);
+                let request = ResumeRequest { generation_id, after_sequence: self.at.sequence };
+                generations(self.client.transport(self.at.server, Some(deadline))).resume(request).await
+            }
+            None => {
+                self.at.server = self.client.next().await;
+                self.at.is_sent = true;
+                generations(self.client.transport(self.at.server, Some(deadline))).generate(self.request.clone()).await
+            }
         };
-        if after_sequence == self.first_sequence {
-            self.place = 0;
-        }
-        let answer = match (begun, &self.opening) {
-            (Some(generation_id), _) => stub.resume(ResumeRequest { generation_id, after_sequence }).await,
-            (None, Opening::Generate(request)) => stub.generate(request.as_ref().clone()).await,
-            (None, Opening::Resume(request)) => stub.resume(request.clone()).await,
-        };
-        self.is_accepted |= answer.is_ok();
+        self.at.is_accepted |= answer.is_ok();
         answer.map(Response::into_inner).map_err(|status| self.failed(&status))
     }
 
     fn failed(&self, status: &Status) -> Error {
-        self.client.error(status, lock(&self.account).arrived_tokens())
+        self.client.error(status, self.at.has_started.then_some(self.at.generated_tokens))
     }
 
     /// What the caller has not had of a message; None if that is nothing.
     fn news(&mut self, mut response: GenerateResponse) -> Option<GenerateResponse> {
-        self.failures = 0;
-        lock(&self.account).sequence = response.sequence;
-        if self.is_durable && matches!(&response.event, Some(Event::Finished(finished)) if finished.error.is_some()) {
-            self.held = Some(response);
-            return None;
+        (self.at.failures, self.at.is_asking, self.at.refusals, self.at.verdict) = (0, false, 0, None);
+        self.at.sequence = response.sequence;
+        match &mut response.event {
+            Some(Event::Started(_)) if self.at.has_started => return None,
+            Some(Event::Started(started)) => {
+                self.reading.generation_id.get_or_init(|| started.generation_id.clone());
+                self.at.has_started = true;
+            }
+            Some(Event::Finished(finished)) if self.is_durable && finished.error.is_some() => {
+                self.held = Some(response);
+                return None;
+            }
+            Some(Event::Finished(_)) => self.at.has_finished = true,
+            Some(Event::Chunk(chunk)) => {
+                if !self.cut_known(chunk) {
+                    return None;
+                }
+            }
+            _ => {}
         }
-        let is_new = match &mut response.event {
-            Some(Event::Started(_)) => lock(&self.account).started.is_none(),
-            Some(Event::Chunk(chunk)) if self.is_durable => self.cut_known(chunk),
-            _ => true,
-        };
-        is_new.then(|| {
-            lock(&self.account).take(&response);
-            response
-        })
+        Some(response)
     }
 
     /// Leave of a chunk what no earlier call has brought; false if nothing is left.
     fn cut_known(&mut self, chunk: &mut TokenChunk) -> bool {
-        let generated_tokens = lock(&self.account).generated_tokens;
-        chunk.tokens.retain(|token| token.index >= generated_tokens);
-        let known = self.characters - self.place.min(self.characters);
-        self.place += chunk.text.chars().count();
-        self.characters = self.characters.max(self.place);
+        let known = self.at.characters - self.at.place.min(self.at.characters);
+        self.at.place += chunk.text.chars().count();
+        self.at.characters = self.at.characters.max(self.at.place);
+        chunk.tokens.retain(|token| token.index >= self.at.generated_tokens);
         if known > 0 {
             chunk.text = chunk.text.chars().skip(known).collect();
         }
+        self.at.generated_tokens = chunk.tokens.last().map_or(self.at.generated_tokens, |token| token.index + 1);
         !(chunk.tokens.is_empty() && chunk.text.is_empty())
+    }
+
+    /// What an error comes to. Where a server does not know the generation, or cannot be asked, the next one is: then None.
+    /// Whoever could not be asked may know it yet, so that it is not found only where all have said so.
+    fn verdict_on(&mut self, error: Error) -> Option<Error> {
+        let is_not_found = error.kind == ErrorKind::NotFound;
+        if !self.at.is_asking || !(is_not_found || error.is_transient()) {
+            return Some(error);
+        }
+        let verdict = self.at.verdict.take().filter(|_| is_not_found).unwrap_or(error);
+        self.at.refusals += 1;
+        self.at.server = (self.at.server + 1) % self.client.servers();
+        if self.at.refusals < self.client.servers() {
+            self.at.verdict = Some(verdict);
+            return None;
+        }
+        self.at.refusals = 0;
+        Some(verdict)
     }
 
     /// How long to wait before the reader goes on; None: it must not.
     fn pause_after(&mut self, error: &Error) -> Option<Duration> {
-        let backoff = backoff(self.failures);
-        let mut account = lock(&self.account);
-        if account.started.is_none() {
-            let may_repeat = !self.is_accepted && self.failures + 1 < MOST_ATTEMPTS;
+        let backoff = backoff(self.at.failures);
+        if !self.at.has_started {
+            let may_repeat = !self.at.is_accepted && self.at.failures + 1 < MOST_ATTEMPTS;
             return error.retry_pause(backoff).filter(|_| may_repeat);
         }
-        if !self.is_durable || account.finished.is_some() {
+        if !self.is_durable || self.at.has_finished {
             return None;
         }
-        if error.is_lost_point() && account.sequence != self.first_sequence {
-            account.sequence = self.first_sequence; // the server has lost the end of its log, and says everything again
+        if error.is_lost_point() && self.at.sequence != self.first_sequence {
+            self.at.sequence = self.first_sequence; // the server has lost the end of its log, and says everything again
             return Some(backoff);
         }
         error.is_transient().then(|| backoff.max(error.retry_after.unwrap_or_default()))
+    }
+
+    /// The name by which the server knows the generation.
+    fn name(&self) -> Target {
+        match self.reading.generation_id.get() {
+            Some(generation_id) => Target::GenerationId(generation_id.clone()),
+            None => Target::RequestId(self.request.request_id.clone()),
+        }
     }
 }
 
 /// The pause after so many failures: 0.1 s, doubled each time, at most 2 s, and a fifth more or less.
 pub(crate) fn backoff(failures: u32) -> Duration {
     let base = Duration::from_millis(100 << failures.min(5)).min(Duration::from_secs(2));
-    let nanos = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |now| now.subsec_nanos());
-    base.mul_f64(0.8 + f64::from(nanos % 1000) * 0.0004)
+    base.mul_f64(0.8 + (random() % 1000) as f64 * 0.0004)
+}
+
+/// A name that no other request has.
+fn unique_name() -> String {
+    format!("{:016x}{:016x}", random(), random())
+}
+
+/// Of the randomness with which the standard library seeds its maps.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }

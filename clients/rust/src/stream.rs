@@ -1,19 +1,16 @@
 //! One generation as it happens: a stream of its text or its events, and its account.
 
-use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 
 use futures_util::Stream;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
-use crate::client::Client;
-use crate::reader::{Account, Opening, Reader, lock};
+use crate::Error;
+use crate::reader::Reader;
 use crate::v1::generate_response::Event;
-use crate::v1::{FinishReason, Finished, GenerateResponse, GenerateStats, ResumeRequest, Started};
-use crate::{Error, ErrorKind, Request};
+use crate::v1::{Finished, GenerateResponse, Started};
 
 /// What a generation has used so far, in tokens. `cached_tokens` are part of `prompt_tokens`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,199 +23,126 @@ pub struct Usage {
     pub generated_tokens: u32,
 }
 
-/// One generation. It is a [`Stream`] of its text; [`TextStream::next_event`] gives everything. The first read sends it.
+/// One generation. It is a [`Stream`] of its text; [`TextStream::next_event`] gives everything. The first read sends it,
+/// and begins a task of the tokio runtime around it, which makes the calls.
 ///
 /// Dropping it ends the generation on the server, as do [`TextStream::cancel`] and a [`Canceller`] from elsewhere. A
 /// durable generation goes on by itself after a lost connection, and is ended by a call of its own, which the runtime
 /// makes in the background: [`Client::close`] waits for that. A stream that is still read when the client is closed fails
 /// with the reason CLIENT_CLOSED.
-pub struct TextStream(Arc<Generating>);
+///
+/// [`Client::close`]: crate::Client::close
+pub struct TextStream {
+    /// Before the first read.
+    reader: Option<Reader>,
+    /// From then on; closed when the reader's task has nothing more to say.
+    events: Option<mpsc::Receiver<Result<GenerateResponse, Error>>>,
+    left: CancellationToken,
+    closed: CancellationToken,
+    is_over: bool,
+    started: Option<Started>,
+    finished: Option<Finished>,
+    sequence: u64,
+    generated_tokens: u32,
+}
 
 /// Ends a generation from any thread, at once: its reader stops without an error.
-#[derive(Clone)]
-pub struct Canceller(Arc<Generating>);
+#[derive(Clone, Debug)]
+pub struct Canceller(CancellationToken);
 
 impl Canceller {
     /// End it now; without effect once it has ended.
     pub fn cancel(&self) {
-        self.0.leave(None);
+        self.0.cancel();
     }
 }
 
 impl TextStream {
-    pub(crate) fn generate(client: Client, request: Request) -> Self {
-        let mut message = request.message;
-        let is_durable = message.delivery.as_ref().is_some_and(|delivery| delivery.durable);
-        if is_durable && message.request_id.is_empty() {
-            message.request_id = unique_name(); // tells the server a repetition from a twin
-        }
-        let client = match request.priority {
-            Some(priority) => client.with_priority(priority),
-            None => client,
-        };
-        Self::new(client, Opening::Generate(Box::new(message)), is_durable)
-    }
-
-    pub(crate) fn resume(client: Client, request: ResumeRequest) -> Self {
-        Self::new(client, Opening::Resume(request), true)
-    }
-
-    fn new(client: Client, opening: Opening, is_durable: bool) -> Self {
-        let account = Arc::new(Mutex::new(Account::of(&opening)));
-        let events = Reader::new(client.clone(), opening, is_durable, account.clone()).events();
-        let reading = Reading { events: Some(Box::pin(events)), reader: None, failure: None };
-        let generating = Arc::new(Generating { client, is_durable, reading: Mutex::new(reading), account });
-        if !generating.client.streams().add(&generating) {
-            generating.leave(Some(Error::client_closed()));
-        }
-        Self(generating)
+    /// `left` ends the reader, as does `closed`, which ends with the client.
+    pub(crate) fn new(reader: Reader, left: CancellationToken, closed: CancellationToken, sequence: u64) -> Self {
+        let (started, finished) = (None, None);
+        let (reader, events, is_over) = (Some(reader), None, false);
+        Self { reader, events, left, closed, is_over, started, finished, sequence, generated_tokens: 0 }
     }
 
     /// The next piece of text; None at the end. Joined, the pieces are the completion.
     pub async fn next(&mut self) -> Option<Result<String, Error>> {
-        std::future::poll_fn(|context| self.0.poll_text(context)).await
+        std::future::poll_fn(|context| self.poll_text(context)).await
     }
 
     /// The next message of the stream, of any kind; None after the last one.
     pub async fn next_event(&mut self) -> Option<Result<GenerateResponse, Error>> {
-        std::future::poll_fn(|context| self.0.poll_event(context)).await
+        std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
     /// End the generation now. Its account stays.
     pub fn cancel(&mut self) {
-        self.0.leave(None);
+        self.left.cancel();
     }
 
     /// What ends the generation from elsewhere, whether or not this stream is being read at that moment.
     pub fn canceller(&self) -> Canceller {
-        Canceller(self.0.clone())
+        Canceller(self.left.clone())
     }
 
     /// The first event; None before it.
-    pub fn started(&self) -> Option<Started> {
-        lock(&self.0.account).started.clone()
+    pub fn started(&self) -> Option<&Started> {
+        self.started.as_ref()
     }
 
-    /// The last event; None before it, and when the generation was left early.
-    pub fn finished(&self) -> Option<Finished> {
-        lock(&self.0.account).finished.clone()
-    }
-
-    /// Why the generation ended; None before it has. A value that this client does not know counts as unspecified.
-    pub fn finish_reason(&self) -> Option<FinishReason> {
-        self.finished().map(|finished| finished.finish_reason())
-    }
-
-    /// The account of the whole generation; None before its end.
-    pub fn stats(&self) -> Option<GenerateStats> {
-        self.finished().and_then(|finished| finished.stats)
+    /// The last event, which says why the generation ended; None before it, and when the generation was left early.
+    pub fn finished(&self) -> Option<&Finished> {
+        self.finished.as_ref()
     }
 
     /// Number of the last event that was received; [`Client::resume`] takes it.
+    ///
+    /// [`Client::resume`]: crate::Client::resume
     pub fn sequence(&self) -> u64 {
-        lock(&self.0.account).sequence
+        self.sequence
     }
 
     /// The tokens used so far, by what has arrived; final once the generation has ended.
     pub fn usage(&self) -> Usage {
-        let started = self.started().unwrap_or_default();
-        let generated_tokens = lock(&self.0.account).generated_tokens;
+        let stats = self.finished.as_ref().and_then(|finished| finished.stats.as_ref());
         Usage {
-            prompt_tokens: started.prompt_tokens,
-            cached_tokens: started.cached_tokens,
-            generated_tokens: self.stats().map_or(generated_tokens, |stats| stats.generated_tokens),
-        }
-    }
-}
-
-impl Stream for TextStream {
-    type Item = Result<String, Error>;
-
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_text(context)
-    }
-}
-
-impl Drop for TextStream {
-    fn drop(&mut self) {
-        self.0.leave(None);
-    }
-}
-
-/// The streams of a client and its clones that somebody still holds; None once it was closed.
-#[derive(Debug)]
-pub(crate) struct Streams(Mutex<Option<HashMap<usize, Weak<Generating>>>>);
-
-impl Streams {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(Some(HashMap::new())))
-    }
-
-    /// End all of them, and let none begin any more.
-    pub(crate) fn close(&self) {
-        let held = lock(&self.0).take();
-        for generating in held.into_iter().flatten().filter_map(|(_, stream)| stream.upgrade()) {
-            generating.leave(Some(Error::client_closed()));
+            prompt_tokens: self.started.as_ref().map_or(0, |started| started.prompt_tokens),
+            cached_tokens: self.started.as_ref().map_or(0, |started| started.cached_tokens),
+            generated_tokens: stats.map_or(self.generated_tokens, |stats| stats.generated_tokens),
         }
     }
 
-    /// False once the client was closed.
-    fn add(&self, generating: &Arc<Generating>) -> bool {
-        let mut held = lock(&self.0);
-        let added = held.as_mut().map(|held| held.insert(address(generating), Arc::downgrade(generating)));
-        added.is_some()
-    }
-
-    fn remove(&self, generating: &Generating) {
-        lock(&self.0).as_mut().and_then(|held| held.remove(&address(generating)));
-    }
-}
-
-/// What tells a generation from every other for as long as somebody refers to it, weakly or not.
-fn address(generating: &Generating) -> usize {
-    std::ptr::from_ref(generating).addr()
-}
-
-/// One generation, for its stream and for whoever may end it.
-pub(crate) struct Generating {
-    client: Client,
-    is_durable: bool,
-    reading: Mutex<Reading>,
-    account: Arc<Mutex<Account>>,
-}
-
-type Events = Pin<Box<dyn Stream<Item = Result<GenerateResponse, Error>> + Send>>;
-
-/// The calls of a generation, and who waits for their next event. Without calls, it is over.
-struct Reading {
-    events: Option<Events>,
-    reader: Option<Waker>,
-    /// What its reader is told once, where it was ended without the reader's doing.
-    failure: Option<Error>,
-}
-
-impl Drop for Generating {
-    fn drop(&mut self) {
-        self.client.streams().remove(self);
-    }
-}
-
-impl Generating {
-    fn poll_event(&self, context: &mut Context<'_>) -> Poll<Option<Result<GenerateResponse, Error>>> {
-        let mut reading = lock(&self.reading);
-        let Some(events) = &mut reading.events else { return Poll::Ready(reading.failure.take().map(Err)) };
-        let polled = events.as_mut().poll_next(context);
-        reading.reader = polled.is_pending().then(|| context.waker().clone());
-        if let Poll::Ready(None | Some(Err(_))) = &polled {
-            reading.events = None; // it has ended by itself, and may be somebody else's by now
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<GenerateResponse, Error>>> {
+        if self.is_over {
+            return Poll::Ready(None);
         }
-        if matches!(&polled, Poll::Ready(Some(Err(error))) if error.kind == ErrorKind::DeadlineExceeded) {
-            self.part();
+        if !self.has_been_ended() {
+            if let Some(reader) = self.reader.take() {
+                self.events = Some(reader.begin());
+            }
+            let events = self.events.as_mut().expect("the reader has begun");
+            let event = ready!(events.poll_recv(context));
+            if let Some(event) = event.filter(|_| !self.has_been_ended()) {
+                match &event {
+                    Ok(event) => self.take(event),
+                    Err(_) => self.is_over = true,
+                }
+                return Poll::Ready(Some(event));
+            }
         }
-        polled
+        self.is_over = true;
+        Poll::Ready(match (self.finished.is_some() || self.left.is_cancelled(), self.closed.is_cancelled()) {
+            (true, _) => None,
+            (false, true) => Some(Err(Error::client_closed())),
+            (false, false) => Some(Err(Error::runtime_ended())),
+        })
     }
 
-    fn poll_text(&self, context: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
+    fn has_been_ended(&self) -> bool {
+        self.left.is_cancelled() || self.closed.is_cancelled()
+    }
+
+    fn poll_text(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<String, Error>>> {
         loop {
             match ready!(self.poll_event(context)) {
                 Some(Ok(GenerateResponse { event: Some(Event::Chunk(chunk)), .. })) if !chunk.text.is_empty() => {
@@ -231,30 +155,30 @@ impl Generating {
         }
     }
 
-    /// End the generation here and now, if it still runs. Whoever finds it ended finds that its parting is noted.
-    fn leave(&self, failure: Option<Error>) {
-        let mut reading = lock(&self.reading);
-        if reading.events.take().is_none() {
-            return;
-        }
-        reading.failure = failure; // the call was reset when its events were dropped
-        self.part();
-        let reader = reading.reader.take();
-        drop(reading);
-        reader.into_iter().for_each(Waker::wake);
-    }
-
-    /// A durable generation does not end with its call: end it by its name, if anything was sent.
-    fn part(&self) {
-        let account = lock(&self.account);
-        if let (true, None, Some(runtime)) = (self.is_durable, &account.finished, &account.runtime) {
-            self.client.part(account.name.clone(), runtime);
+    /// Note what matters of an event.
+    fn take(&mut self, response: &GenerateResponse) {
+        self.sequence = response.sequence;
+        match &response.event {
+            Some(Event::Started(started)) => self.started = Some(started.clone()),
+            Some(Event::Finished(finished)) => self.finished = Some(finished.clone()),
+            Some(Event::Chunk(chunk)) => {
+                self.generated_tokens = chunk.tokens.last().map_or(self.generated_tokens, |token| token.index + 1);
+            }
+            _ => {} // heartbeats, canvases, and whatever a newer server sends
         }
     }
 }
 
-/// A name that no other request has, of the randomness with which the standard library seeds its maps.
-fn unique_name() -> String {
-    let random = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}", random(), random())
+impl Stream for TextStream {
+    type Item = Result<String, Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_text(context)
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        self.left.cancel();
+    }
 }
