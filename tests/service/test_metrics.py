@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import urllib.request
 
 import grpc
 import pytest
@@ -18,12 +17,11 @@ from engine.contracts.results import DenoisingStats, FinishReason, GenerateStats
 from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service import pulse
 from service.access import Access
-from service.address import Address, BindError
+from service.address import Address
 from service.durable.generations import DurableGenerations
 from service.live import CallFacts
 from service.measures import Measures
 from service.metrics import FIRST_TOKEN_EDGES, REQUEST_EDGES, TOKEN_EDGES, Metrics
-from service.metrics_server import MetricsServer
 from service.offer import Offer
 from service.server import build_server
 from service.telemetry import Telemetry
@@ -225,19 +223,6 @@ async def test_prompts_that_bypass_the_cache_are_not_counted_as_looked_up(servin
     await read_all(serving.generation.Generate(text_request()))
     await serving.live.wait_idle()
     assert samples(serving.telemetry.metrics)["mlx_stream_prefix_cache_queries_total"] == 5
-
-
-async def test_metrics_have_a_port_of_their_own_and_leave_it_when_they_end() -> None:
-    server = MetricsServer(Metrics(FakeEngine()).registry, Address(host="127.0.0.1", port=0))
-    url = f"http://{server.address}/metrics"
-    body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
-    assert "mlx_stream_num_requests_running 0.0" in body
-    assert "process_resident_memory_bytes" in body
-    with pytest.raises(BindError, match="in use"):
-        MetricsServer(Metrics(FakeEngine()).registry, server.address)
-    await asyncio.to_thread(server.close)
-    again = MetricsServer(Metrics(FakeEngine()).registry, server.address)
-    again.close()
 
 
 async def test_a_late_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
