@@ -10,7 +10,6 @@ specification (block layouts).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
@@ -32,42 +31,6 @@ _BLOCK_VALUES: Final = 32
 _STRETCH_VALUES: Final = 2**20
 _FOUR_BITS: Final = QuantizationScheme(bits=4, group_size=_BLOCK_VALUES)
 _EIGHT_BITS: Final = QuantizationScheme(bits=8, group_size=_BLOCK_VALUES)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatrix:
-    """A matrix as the file holds it, for whoever unpacks it stretch by stretch; may be read on any thread."""
-
-    stored: TensorHeader
-
-    @property
-    def block_format(self) -> str:
-        """The format's name, such as "Q4_1"."""
-        return self.stored.dtype
-
-    @property
-    def rows(self) -> int:
-        """Rows of values."""
-        return self.stored.shape[0]
-
-    @property
-    def columns(self) -> int:
-        """Values in a row."""
-        return self.stored.shape[1]
-
-    def read(self, first: int, count: int) -> NDArray[np.uint8]:
-        """The blocks of `count` rows from row `first` on: [blocks, bytes of a block].
-
-        Raises:
-            MissingArtifactError, CorruptArtifactError: the file has changed since its header was validated.
-        """
-        row_bytes = self.stored.nbytes // self.rows
-        raw = _read(self.stored, first * row_bytes, count * row_bytes)
-        return raw.reshape(count * (self.columns // _BLOCK_VALUES), -1)
-
-    def beyond_float16(self) -> CorruptArtifactError:
-        """The refusal of a matrix whose scales are no numbers."""
-        return _beyond_float16(self.stored)
 
 
 def load_tensor(stored: TensorHeader, unpacked_dtype: mx.Dtype) -> StoredTensor:
@@ -92,7 +55,7 @@ def _read(stored: TensorHeader, start_bytes: int, length_bytes: int) -> NDArray[
     with open_file(stored.file) as file:
         raw = np.fromfile(file, dtype=np.uint8, count=length_bytes, offset=stored.offset_bytes + start_bytes)
     if raw.size != length_bytes:
-        raise CorruptArtifactError(stored.file.name, f"ends inside tensor {stored.name!r}")
+        raise cut_short(stored)
     return raw
 
 
@@ -188,10 +151,16 @@ def _quantized(
     biases: NDArray[np.float16],
 ) -> QuantizedTensor:
     if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
-        raise _beyond_float16(stored)
+        raise beyond_float16(stored)
     words = packed.reshape(*stored.shape[:-1], -1).view("<u4")
     return QuantizedTensor.of(scheme, mx.array(words), mx.array(scales), mx.array(biases))
 
 
-def _beyond_float16(stored: TensorHeader) -> CorruptArtifactError:
+def beyond_float16(stored: TensorHeader) -> CorruptArtifactError:
+    """The refusal of a tensor whose scales are no numbers."""
     return CorruptArtifactError(stored.file.name, f"tensor {stored.name!r} holds scales beyond float16")
+
+
+def cut_short(stored: TensorHeader) -> CorruptArtifactError:
+    """The refusal of a tensor that its file no longer holds whole."""
+    return CorruptArtifactError(stored.file.name, f"ends inside tensor {stored.name!r}")

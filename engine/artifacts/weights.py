@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.artifacts.artifact import Artifact
+    from engine.artifacts.tensor_header import TensorHeader
 
 __all__ = ["DenseTensor", "QuantizedTensor", "StoredTensor", "WeightStore", "dense"]
 
@@ -39,6 +40,7 @@ class WeightStore:
         self._artifact = artifact
         self._unpacked_dtype = unpacked_dtype
         self._left = dict(artifact.tensors)
+        self._taken_bytes = 0
         self._files: dict[Path, dict[str, mx.array]] = {}
 
     @property
@@ -52,9 +54,19 @@ class WeightStore:
         return self._artifact.weights_bytes
 
     @property
+    def values(self) -> int:
+        """Values of all stored tensors, taken or not."""
+        return self._artifact.parameters
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors are stored, taken or not."""
+        return len(self._artifact.tensors)
+
+    @property
     def taken_bytes(self) -> int:
         """Bytes of the tensors that were taken."""
-        return self.weights_bytes - sum(header.nbytes for header in self._left.values())
+        return self._taken_bytes
 
     def has(self, name: str) -> bool:
         """Whether the artifact stores `name`, taken or not."""
@@ -89,28 +101,27 @@ class WeightStore:
             file = self._artifact.tensors[name].file.name
             raise CorruptArtifactError(file, f"{name} has the shape {list(found)}, the model needs {list(shape)}")
         if self._artifact.kind == "gguf":
-            return gguf_blocks.load_tensor(self._left.pop(name), self._unpacked_dtype)
+            return gguf_blocks.load_tensor(self._pop(name), self._unpacked_dtype)
         return self._take_parts(name)
 
     def take_optional(self, name: str, shape: tuple[int, ...] | None = None) -> StoredTensor | None:
         """`take`, or None when `name` is not stored."""
         return self.take(name, shape) if self.has(name) else None
 
-    def block_format(self, name: str) -> str | None:
-        """The format of the blocks that hold matrix `name`, such as "Q4_1"; None for what `take_blocks` cannot give."""
+    def matrix_form(self, name: str) -> str | None:
+        """How matrix `name` is stored, such as "Q4_1" or "BF16"; None for what `take_stored` cannot give."""
         header = self._artifact.tensors.get(name)
-        is_matrix = header is not None and self._artifact.kind == "gguf" and len(header.shape) == 2
-        return header.dtype if header is not None and is_matrix else None
+        return header.dtype if header is not None and len(header.shape) == 2 else None
 
-    def take_blocks(self, name: str) -> gguf_blocks.BlockMatrix:
-        """Forget matrix `name`, which has a `block_format`, and leave the reading of it to the caller.
+    def take_stored(self, name: str) -> TensorHeader:
+        """Forget matrix `name`, which has a `matrix_form`, and leave the reading of it to the caller.
 
         Raises:
             MissingArtifactError: it is not stored.
             GraphContractError: it was taken before.
         """
         self._require_left(name)
-        return gguf_blocks.BlockMatrix(self._left.pop(name))
+        return self._pop(name)
 
     def audit(self, extra_drops: Iterable[str] = ()) -> None:
         """Prove that every tensor was taken or may be dropped, and let go of the files.
@@ -140,6 +151,11 @@ class WeightStore:
         if name not in self._left:
             raise GraphContractError(f"the graph takes {name!r} twice")
 
+    def _pop(self, name: str) -> TensorHeader:
+        header = self._left.pop(name)
+        self._taken_bytes += header.nbytes
+        return header
+
     def _take_parts(self, name: str) -> StoredTensor:
         module = name.removesuffix(".weight")
         scales = self._left.get(f"{module}.scales") if name.endswith(".weight") else None
@@ -152,7 +168,7 @@ class WeightStore:
 
     def _array(self, name: str) -> mx.array:
         """One array of a safetensors file, read now so that a fault has its file's name."""
-        header = self._left.pop(name)
+        header = self._pop(name)
         try:
             array = self._arrays(header.file).pop(header.name)
             mx.eval(array)

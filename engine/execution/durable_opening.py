@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 from engine.contracts.graph import STATE_ABI_FOREIGN
 from engine.execution.packed_method import stores_states
 from engine.execution.resident import DurablePlace
-from engine.generation.bindings.denoising import MlxDenoisingBinding
+from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.state.durable_disk import DurableDisk
 
 if TYPE_CHECKING:
     from engine.execution.resident import EngineSettings
-    from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
+    from engine.generation.bindings.denoising import MlxDenoisingBinding
 
 DEFAULT_BYTES: Final = 8 * 1024**3
 
@@ -24,7 +24,7 @@ def open_durable(settings: EngineSettings, binding: MlxAutoregressiveBinding | M
     """
     if settings.checkpoint_bytes == 0:
         return DurablePlace(refusal="this server keeps no checkpoints: checkpoint_bytes is 0")
-    if isinstance(binding, MlxDenoisingBinding):
+    if not isinstance(binding, MlxAutoregressiveBinding):
         return DurablePlace(refusal="a model that denoises blocks keeps no checkpoints")
     if binding.descriptor.state_abi == STATE_ABI_FOREIGN and not stores_states(binding):
         return DurablePlace(refusal="the state of this model's graph cannot be stored")

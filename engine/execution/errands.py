@@ -5,6 +5,7 @@ An errand may have to wait until nothing that runs needs what it takes away. Saf
 
 from __future__ import annotations
 
+import traceback
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +45,7 @@ class Errand:
             self.future.set_exception(error)
             raise
         except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # else half a model lives as long as its failure
             self.future.set_exception(error)
         else:
             self.future.set_result(result)

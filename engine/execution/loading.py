@@ -1,6 +1,6 @@
-"""The tensor half of bringing a model in, on the engine thread: weights, graph, binding, warm-up, facts.
+"""The second half of bringing tensors in, on the engine thread: adapters, binding, warm-up, facts.
 
-This module imports mlx, so the engine thread imports it, after the runtime was prepared.
+This module imports mlx, so the engine thread imports it, after the runtime was prepared, and while weights are read.
 """
 
 from __future__ import annotations
@@ -8,20 +8,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from engine.artifacts.resident_size import resident_bytes
-from engine.artifacts.weights import WeightStore
 from engine.contracts.errors import ConfigurationError, CorruptArtifactError
 from engine.contracts.load import LoadPhase, LoadProgress
 from engine.contracts.model import ModelInfo
 from engine.contracts.options import OptionDefaults
-from engine.execution.adapter_mounts import AdapterMounts
 from engine.execution.checkpoints import CheckpointKeeper
-from engine.execution.composing import compose, weights_facts
-from engine.execution.denoising_method import DenoisingMethod
 from engine.execution.durable_opening import open_durable
 from engine.execution.packed_method import PackedMethod
 from engine.execution.prefix_opening import no_prefixes, open_prefixes, restore_nothing
@@ -29,28 +24,26 @@ from engine.execution.scheduler import Limits, no_workspace
 from engine.execution.state_room import smallest_row_bytes
 from engine.execution.stepper import MethodStepper
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding, bind_mlx_autoregressive_graph
-from engine.generation.bindings.denoising import MlxDenoisingBinding, bind_denoising_model
-from engine.generation.memory import ELEMENT_BYTES, usable_bytes, workspace_bytes
+from engine.generation.memory import usable_bytes, workspace_bytes
 from engine.generation.scopes import WiredScope, needs_wired_limit
-from engine.models.reading import WeightReader
-from engine.models.registry import build_denoising_graph, build_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from engine.artifacts.artifact import Artifact
     from engine.contracts.adapters import AdapterInfo
-    from engine.contracts.composition import Composition
     from engine.contracts.durability import DurableStore
+    from engine.contracts.graph import TokenGraph
+    from engine.execution.adapter_mounts import AdapterMounts
+    from engine.execution.graph_reading import ReadGraph
     from engine.execution.job import BoundMethod, Stepper
     from engine.execution.prefixes import PrefixKeeper
     from engine.execution.resident import DurablePlace, EngineSettings, ModelFiles
-    from engine.ops.adapted import AdapterSites
-    from engine.runtime.policy import LayoutPolicy, WeightsFacts
+    from engine.generation.bindings.denoising import MlxDenoisingBinding
+    from engine.runtime.policy import LayoutPolicy
     from engine.runtime.prepare import Runtime
 
-
-Binding = MlxAutoregressiveBinding | MlxDenoisingBinding
+    Binding = MlxAutoregressiveBinding | MlxDenoisingBinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +58,7 @@ class LoadedModel:
 
 def load_model(
     files: ModelFiles,
+    read: ReadGraph,
     runtime: Runtime,
     settings: EngineSettings,
     *,
@@ -72,32 +66,21 @@ def load_model(
     has_chat_template: Callable[[], bool],
     before_each: Callable[[], None],
     progress: Callable[[LoadProgress], None],
-    beside: bool,
     started_at: float,
 ) -> LoadedModel:
-    """Build, bind and warm the graph of `files.artifact`; `before_each` product may raise to end the load.
-
-    `beside`: another model is resident, and stays so if this one has no room.
+    """Bind and warm the graph that was read of `files.artifact`; `before_each` part may raise to end the load.
 
     Raises:
-        ArtifactError: weights are missing, damaged or left over.
-        ConfigurationError: keys and values cannot be stored as the settings ask, or memory is too small for the
-            weights beside another model, or for any request.
-        CorruptArtifactError: they are not finite numbers.
+        ArtifactError: an adapter cannot be used, or does not fit.
+        ConfigurationError: memory is too small for any request, or the model takes no adapters or keeps no prefixes.
+        CorruptArtifactError: weights are not finite numbers.
         GraphContractError: the graph does not keep its promises.
     """
     artifact = files.artifact
-    facts = weights_facts(artifact)
-    layout = runtime.layout(facts)
-    composition = compose(artifact, runtime.info.device, layout, settings)
-    if beside:
-        _require_room_beside(files, layout, composition, runtime)
-    binding, mounts, adapters = _bound(files, layout, facts, composition, runtime, before_each, progress)
+    mounts, adapters = _mounted(files, read)
+    binding, method = _bound(read)
     progress(LoadProgress(phase=LoadPhase.WARMING))
     before_each()
-    method: BoundMethod = (
-        DenoisingMethod(binding) if isinstance(binding, MlxDenoisingBinding) else PackedMethod(binding)
-    )
     if not method.works():
         raise CorruptArtifactError(artifact.path.name, "its weights give results that are not finite numbers")
     info = ModelInfo(
@@ -107,7 +90,7 @@ def load_model(
         descriptor=binding.descriptor,
         declaration=binding.declaration,
         geometry=binding.geometry,
-        composition=composition,
+        composition=read.composition,
         runtime=runtime.info,
         eos_token_ids=binding.eos_token_ids,
         bos_token_id=artifact.config.bos_token_id,
@@ -119,7 +102,7 @@ def load_model(
         load_seconds=time.perf_counter() - started_at,
         adapters=adapters,
     )
-    limits = _limits(binding, layout, runtime, settings)
+    limits = _limits(binding, read.layout, runtime, settings)
     _require_room(info, limits, settings)
     durable = open_durable(settings, binding)
     prefixes, checkpoints = _keepers(settings, binding, info, limits, durable.store)
@@ -129,7 +112,8 @@ def load_model(
 
 def _option_defaults(binding: Binding, artifact: Artifact) -> OptionDefaults:
     """The defaults that requests get from the model: what its files name for a draw, if its method draws."""
-    return OptionDefaults() if isinstance(binding, MlxDenoisingBinding) else artifact.config.option_defaults
+    draws = isinstance(binding, MlxAutoregressiveBinding)
+    return artifact.config.option_defaults if draws else OptionDefaults()
 
 
 def _keepers(
@@ -140,80 +124,35 @@ def _keepers(
     Raises:
         ConfigurationError: prefixes are to be kept of a model that keeps none.
     """
-    if isinstance(binding, MlxDenoisingBinding):
+    if not isinstance(binding, MlxAutoregressiveBinding):
         return no_prefixes(settings), CheckpointKeeper(restore_nothing)
     prefixes = open_prefixes(settings, binding, info, state_bytes=limits.state_bytes)
     return prefixes, CheckpointKeeper(binding.cache_builder.restore, store)
 
 
-def _bound(
-    files: ModelFiles,
-    layout: LayoutPolicy,
-    facts: WeightsFacts,
-    composition: Composition,
-    runtime: Runtime,
-    before_each: Callable[[], None],
-    progress: Callable[[LoadProgress], None],
-) -> tuple[Binding, AdapterMounts | None, tuple[AdapterInfo, ...]]:
-    """The graph of `files`, ours or mlx-lm's, with its adapters mounted, bound to its method."""
-    artifact = files.artifact
-    if artifact.graph == "mlx-lm":
-        if files.adapters:
-            raise ConfigurationError("adapters", "a graph of mlx-lm takes no adapters")
-        progress(LoadProgress(phase=LoadPhase.READING, total_bytes=artifact.weights_bytes))
-        from engine.models.foreign import load_foreign_graph  # seldom needed, and takes a while
+def _bound(read: ReadGraph) -> tuple[Binding, BoundMethod]:
+    """The graph, bound to its method."""
+    if read.graph.graph_capabilities.method == "denoising":
+        from engine.execution.denoising_method import DenoisingMethod  # few models denoise
+        from engine.generation.bindings.denoising import bind_denoising_model
 
-        foreign = load_foreign_graph(
-            artifact, layout, composition, stored_dtype=facts.stored_dtype, before_each=before_each
-        )
-        return bind_mlx_autoregressive_graph(foreign, foreign.states), None, ()
-    store = WeightStore(artifact, unpacked_dtype=getattr(mx, layout.compute_dtype))
-
-    def between_products() -> None:
-        total_bytes = store.weights_bytes
-        progress(LoadProgress(phase=LoadPhase.READING, done_bytes=store.taken_bytes, total_bytes=total_bytes))
-        before_each()
-
-    reader = WeightReader(store, layout, before_each=between_products, unpack_kernel=runtime.unpack_kernel)
-    try:
-        if artifact.config.method == "denoising":
-            denoiser = build_denoising_graph(artifact.config, reader, composition)
-            mounts, adapters = _mounted(files, denoiser.adapters, composition)
-            return bind_denoising_model(denoiser), mounts, adapters
-        graph = build_graph(artifact.config, reader, composition)
-        mounts, adapters = _mounted(files, graph.adapters, composition)
-        return bind_mlx_autoregressive_graph(graph), mounts, adapters
-    finally:
-        reader.close()
-        store.close()
+        denoising = bind_denoising_model(read.graph)
+        return denoising, DenoisingMethod(denoising)
+    binding = bind_mlx_autoregressive_graph(cast("TokenGraph", read.graph), read.foreign_states)
+    return binding, PackedMethod(binding)
 
 
-def _mounted(
-    files: ModelFiles, sites: AdapterSites | None, composition: Composition
-) -> tuple[AdapterMounts | None, tuple[AdapterInfo, ...]]:
+def _mounted(files: ModelFiles, read: ReadGraph) -> tuple[AdapterMounts | None, tuple[AdapterInfo, ...]]:
     """Where adapters go, and the account of each that is mounted now; what cannot be mounted ends the load."""
+    sites = read.adapter_sites
     if sites is None:
         if files.adapters:
             raise ConfigurationError("adapters", "this model takes no adapters")
         return None, ()
-    mounts = AdapterMounts(sites=sites, artifact=files.artifact, compute_dtype=composition.compute_dtype)
+    from engine.execution.adapter_mounts import AdapterMounts  # few servers take adapters
+
+    mounts = AdapterMounts(sites=sites, artifact=files.artifact, compute_dtype=read.composition.compute_dtype)
     return mounts, tuple(mounts.mount(one) for one in files.adapters)
-
-
-def _require_room_beside(files: ModelFiles, layout: LayoutPolicy, composition: Composition, runtime: Runtime) -> None:
-    """Refuse weights that do not fit beside the model that is there, before any is read."""
-    needed = resident_bytes(
-        files.artifact,
-        element_bytes=ELEMENT_BYTES[composition.compute_dtype],
-        dequantize=layout.dequantize,
-        pretranspose=layout.pretranspose_linear,
-    )
-    if not runtime.memory.fits(needed):
-        raise ConfigurationError(
-            "model",
-            f"the weights of {files.name} would take {needed} bytes beside the served model, and "
-            f"{runtime.memory.available_bytes()} are available; unload that one first",
-        )
 
 
 def _limits(binding: Binding, layout: LayoutPolicy, runtime: Runtime, settings: EngineSettings) -> Limits:

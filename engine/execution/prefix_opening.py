@@ -8,7 +8,6 @@ from engine.contracts.errors import ConfigurationError
 from engine.execution.prefixes import PrefixKeeper
 from engine.execution.state_identity import state_identity
 from engine.generation.memory import PREFIX_SHARE
-from engine.state.prefix_disk import PrefixDisk
 from engine.state.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ def open_prefixes(
     capacity_bytes = int(state_bytes * PREFIX_SHARE) if wanted is None else min(wanted, state_bytes)
     disk = None
     if settings.prefix_cache_dir is not None and capacity_bytes:
+        from engine.state.prefix_disk import PrefixDisk  # few servers keep some on disk
+
         disk = PrefixDisk(
             settings.prefix_cache_dir,
             identity=state_identity(info),

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BUSY_RETRY_SECONDS: Final = 5.0
-UNHURRIED: Final = (LoadPhase.FETCHING, LoadPhase.READING)
-"""Phases in which a load waits for a network, or for memory to be filled by compiled code."""
 
 
 class Residency:
@@ -77,12 +75,16 @@ class Residency:
     def first(self, report: Callable[[Resident], None], reading: asyncio.Event) -> Callable[[], Stepper]:
         """Begin to find the files of the first model; the result loads it and `report`s it, on the engine thread.
 
-        `reading` is set once files are being fetched or weights read, which leaves the interpreter to others.
+        `reading` is set once a network is waited for, or compiled code reads weights: others get the interpreter.
         """
 
         def told(one: LoadProgress) -> None:
-            if one.phase in UNHURRIED and not reading.is_set():
+            if one.phase is LoadPhase.FETCHING and not reading.is_set():
                 self._dispatcher.call(reading.set)
+
+        def begin_text() -> Future[TextModel]:
+            self._dispatcher.call(reading.set)
+            return self._text_work.submit(open_text, files)
 
         files = self._text_work.submit(partial(find_files, progress=told), self._settings)
 
@@ -92,7 +94,7 @@ class Residency:
                 self._settings,
                 self._runtime,
                 files,
-                lambda: self._text_work.submit(open_text, files),
+                begin_text,
                 is_unwanted=lambda: self._stopping,
                 progress=told,
             )

@@ -1,7 +1,7 @@
 """A resident model as the front door sees it, and the two halves of bringing it in.
 
-Files are found and opened beside the loop while the engine thread prepares the runtime; then the text half (tokenizer,
-template) is opened while the engine thread alone reads the tensors.
+Files are found and opened beside the loop while the engine thread prepares the runtime. Then the engine thread lays out
+the weights, and the text half (tokenizer, template) is opened while compiled code reads them.
 """
 
 from __future__ import annotations
@@ -205,7 +205,8 @@ def load_on_engine_thread(
         settings: how it is held.
         runtime: the prepared machinery.
         files: its files, once they are found.
-        begin_text: begins to open its text half, which takes the interpreter for a while.
+        begin_text: begins to open its text half, which takes the interpreter for a while: called once compiled code
+            reads the weights, which needs none.
         is_unwanted: asked between tensors, and whether to give up; others may have their turn meanwhile.
         progress: told what is done.
         beside: whether another model is resident.
@@ -214,30 +215,49 @@ def load_on_engine_thread(
         EngineError: the model cannot be loaded here, or nobody wants it any more.
     """
     started_at = time.perf_counter()
-    loading = importlib.import_module("engine.execution.loading")  # imports mlx, which the runtime has made ready
+    reading = importlib.import_module("engine.execution.graph_reading")  # imports mlx, which the runtime has made ready
     model_files = files.result()
     _require_wanted(is_unwanted)
-    text = begin_text()
+    text: Future[TextModel] | None = None
 
     def go_on() -> None:
         _require_wanted(is_unwanted)
-        if text.done():
+        if text is not None and text.done():
             text.result()  # a text half that cannot be used ends the load
+
+    def use_the_interpreter() -> Future[TextModel]:
+        """What is left to do beside compiled code that reads."""
+        nonlocal text
+        if text is None:
+            text = begin_text()
+            importlib.import_module("engine.execution.loading")
+        return text
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="mlx-stream-hash")
     try:
         fingerprint = pool.submit(
             weights_fingerprint, model_files.artifact.weight_files, settings.state_dir / "cache" / "fingerprints"
         )
-        loaded = loading.load_model(
+        read = reading.read_graph(
             model_files,
             runtime,
             settings,
-            fingerprint=lambda: _awaited(fingerprint, go_on),
-            has_chat_template=lambda: _awaited(text, go_on).template is not None,
             before_each=go_on,
+            before_waiting=use_the_interpreter,
             progress=progress,
             beside=beside,
+        )
+        opened = use_the_interpreter()
+        loading = importlib.import_module("engine.execution.loading")
+        loaded = loading.load_model(
+            model_files,
+            read,
+            runtime,
+            settings,
+            fingerprint=lambda: _awaited(fingerprint, go_on),
+            has_chat_template=lambda: _awaited(opened, go_on).template is not None,
+            before_each=go_on,
+            progress=progress,
             started_at=started_at,
         )
     finally:
@@ -245,7 +265,7 @@ def load_on_engine_thread(
     stepper: Stepper = loaded.stepper
     return stepper, Resident(
         info=loaded.info,
-        text=text.result(),
+        text=opened.result(),
         prefill_policy=loaded.binding.prefill_policy,
         step_tokens=stepper.limits.prefill_step_tokens,
         state_bytes=stepper.limits.state_bytes,

@@ -12,7 +12,6 @@ import mlx.core as mx
 from engine.artifacts.families import FAMILIES
 from engine.contracts.graph import LINEAR_ATTENTION
 from engine.models import declarations
-from engine.models.gated_delta_mixer import GatedDeltaMixer
 from engine.models.layer_inputs import ConditionedLayer, LayerInputs
 from engine.models.mixture import ParallelFeedForward, RoutedFeedForward
 from engine.models.parts import GatedFeedForward, PlainFeedForward, Step, read_norm
@@ -174,6 +173,8 @@ def _read_mixer(
 ) -> Mixer:
     module = f"model.layers.{layer}"
     if config.recurrent is not None and config.layer_types[layer] == LINEAR_ATTENTION:
+        from engine.models.gated_delta_mixer import GatedDeltaMixer  # few families have any
+
         return GatedDeltaMixer(
             config.recurrent,
             reader,

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from engine.runtime.unpack_kernel import UnpackKernel
 
 
+def _nothing() -> None:
+    """What happens between products, unless a load has more to do."""
+
+
 class WeightReader:
     """Takes tensors from a store and settles each one before the next, so that loading peaks low.
 
@@ -52,24 +56,38 @@ class WeightReader:
         self,
         store: WeightStore,
         layout: LayoutPolicy,
-        before_each: Callable[[], None] = lambda: None,
+        before_each: Callable[[], None] = _nothing,
+        before_waiting: Callable[[], None] = _nothing,
         unpack_kernel: UnpackKernel | None = None,
     ) -> None:
         """Read from `store` and hold weights as `layout` says.
 
-        `before_each` may raise to end a load between products; `unpack_kernel` speeds up the formats that it knows.
+        `before_each` may raise to end a load between products, or while values are waited for. `before_waiting` is
+        called once, when the interpreter begins to be little needed: matrices are read by compiled code from then on.
+        `unpack_kernel` speeds up the forms that it knows.
         """
         self._store = store
         self._layout = layout
         self._before_each = before_each
+        self._before_waiting: Callable[[], None] | None = before_waiting
         self._dtype = getattr(mx, layout.compute_dtype)
         self._row_tile_tokens: int | None = None
         self.adapter_sites: AdapterSites | None = None
         self._tried_forms: set[tuple[int, int, str]] = set()
         self._dequantizer = Dequantizer()
         fills = unpack_kernel is not None and layout.dequantize and layout.compute_dtype == "float32"
-        self._unpacker = Unpacker(unpack_kernel) if unpack_kernel is not None and fills else None
+        self._unpacker = (
+            Unpacker(unpack_kernel, values=store.values, matrices=store.tensors)
+            if unpack_kernel is not None and fills
+            else None
+        )
         self.resident_bytes = 0
+
+    @property
+    def read_bytes(self) -> int:
+        """Stored bytes of the values that are there."""
+        waiting_bytes = 0 if self._unpacker is None else self._unpacker.waiting_bytes
+        return self._store.taken_bytes - waiting_bytes
 
     def tile_rows(self, tokens: int | None) -> None:
         """Make the products read from now on take exactly `tokens` at once; None takes what there is."""
@@ -163,13 +181,13 @@ class WeightReader:
         Raises:
             ArtifactError: what the store says.
         """
-        if self._unpacker is not None:
-            self._unpacker.settle()
+        self._wait()
         self.close()
         self._store.audit(unused)
 
     def close(self) -> None:
-        """Let go of threads and buffers, whether or not all was read; again is harmless."""
+        """Let go of threads, buffers and callbacks, whether or not all was read; again is harmless."""
+        self._before_each, self._before_waiting = _nothing, None  # they may hold this very reader
         self._dequantizer.close()
         if self._unpacker is not None:
             self._unpacker.close()
@@ -185,13 +203,24 @@ class WeightReader:
     def _filled(self, names: Sequence[str]) -> tuple[mx.array, list[int]] | None:
         """The matrices `names` as one, and the rows of each; its values are there by `finish`."""
         unpacker = self._unpacker
-        if unpacker is None or not all(unpacker.handles(self._store.block_format(name)) for name in names):
+        if unpacker is None or not all(unpacker.handles(self._store.matrix_form(name)) for name in names):
             return None
-        parts = [self._store.take_blocks(name) for name in names]
+        parts = [self._store.take_stored(name) for name in names]
         matrix = unpacker.matrix(parts)
         if self._layout.pretranspose_linear:
-            unpacker.settle()  # a transposed copy is made of it next
-        return matrix, [part.rows for part in parts]
+            self._wait()  # a transposed copy is made of it next
+        return matrix, [part.shape[0] for part in parts]
+
+    def _wait(self) -> None:
+        """Wait for all that is being filled."""
+        self._let_others_work()
+        if self._unpacker is not None:
+            self._unpacker.settle(self._before_each)
+
+    def _let_others_work(self) -> None:
+        before_waiting, self._before_waiting = self._before_waiting, None
+        if before_waiting is not None:
+            before_waiting()
 
     def _tiled(self, product: DenseLinear | QuantizedLinear | StackedLinear) -> Product:
         return product if self._row_tile_tokens is None else TiledLinear(product, self._row_tile_tokens)
@@ -201,6 +230,7 @@ class WeightReader:
         return None if tensor is None else dense(tensor, self._dtype)
 
     def _weight(self, tensor: StoredTensor) -> Weight:
+        self._let_others_work()
         if isinstance(tensor, DenseTensor):
             return DenseWeight(dense(tensor, self._dtype))
         if self._layout.dequantize:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from engine.artifacts.family_shapes import unused_tensors
 from engine.contracts.errors import GraphContractError
 from engine.models.decoder import DecoderGraph
-from engine.models.diffusion import DiffusionGraph
 from engine.ops.adapted import AdapterSites
 
 if TYPE_CHECKING:
     from engine.artifacts.config import ModelConfig
     from engine.contracts.composition import Composition
     from engine.contracts.graph import Method
+    from engine.models.diffusion import DiffusionGraph
     from engine.models.reading import WeightReader
 
 
@@ -32,6 +32,8 @@ def build_graph(config: ModelConfig, reader: WeightReader, composition: Composit
 
 def build_denoising_graph(config: ModelConfig, reader: WeightReader, composition: Composition) -> DiffusionGraph:
     """Build the denoising graph of `config`; otherwise as `build_graph`."""
+    from engine.models.diffusion import DiffusionGraph  # few models denoise
+
     _prepare(reader, config, composition, method="denoising")
     graph = DiffusionGraph(config, reader, composition)
     reader.finish(unused_tensors(config))

@@ -30,8 +30,9 @@ _LENGTH_BYTES: Final = 2
 class UntouchedMemory:
     """Hands out matrices side by side: apart, most are too small for large pages of their own."""
 
-    def __init__(self) -> None:
-        """Nothing is taken from mlx before it is needed."""
+    def __init__(self, stretch_values: int = STRETCH_VALUES) -> None:
+        """Take stretches of so many values from mlx, none before it is needed."""
+        self._stretch_values = stretch_values
         self._stretch: mx.array | None = None
         self._used_values = 0
 
@@ -39,7 +40,7 @@ class UntouchedMemory:
         """An evaluated matrix [rows, columns] that holds anything; its stretch lives as long as any matrix in it."""
         values = rows * columns
         if self._stretch is None or self._used_values + values > self._stretch.size:
-            self._stretch, self._used_values = untouched((max(values, STRETCH_VALUES),)), 0
+            self._stretch, self._used_values = untouched((max(values, self._stretch_values),)), 0
         start = self._used_values
         self._used_values += values + -values % ALIGNMENT_VALUES
         matrix = self._stretch[start : start + values].reshape(rows, columns)

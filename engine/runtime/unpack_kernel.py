@@ -1,13 +1,13 @@
-"""The compiled functions that turn GGUF blocks into float32, ten times as fast as array operations do.
+"""The compiled functions that turn a file's bytes into float32 values, ten times as fast as array operations do.
 
-They read and write host memory alone, and run without the interpreter's lock.
+They read files and write host memory, and need no interpreter: one call fills as much as the caller has.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from engine.runtime.compiled import CannotCompileError, open_compiled
 
@@ -18,42 +18,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CUT_SHORT: Final = -1
+_BLOCK_VALUES: Final = 32
+
 
 class UnpackKernel:
-    """Unpacks blocks by the name of their format, such as "Q4_1"."""
+    """Reads values by the name of the form that they are stored in, such as "Q4_1" or "BF16"."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Wrap `library`, compiled from `unpack.c`."""
-        self._library = library
+        self._number = library.mlx_stream_format
+        self._fill = library.mlx_stream_fill
+        self._fill.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_long, ctypes.c_void_p)
 
-    def handles(self, block_format: str) -> bool:
-        """Whether `unpack` knows the format."""
-        return self._function(block_format) is not None
+    def handles(self, form: str) -> bool:
+        """Whether `fill` knows the form."""
+        return int(self._number(form.encode())) >= 0
 
-    def unpack(self, block_format: str, blocks: NDArray[Any], values: NDArray[Any]) -> bool:
-        """Write the values of all `blocks` into `values`.
+    def fill(self, form: str, file: int, offset_bytes: int, values: NDArray[Any]) -> bool:
+        """Read all of `values`.
 
         Args:
-            block_format: one that `handles` accepts.
-            blocks: [.., bytes of a block] uint8, contiguous.
-            values: float32, contiguous, 32 for each block.
+            form: one that `handles` accepts.
+            file: a descriptor, which stays where it is.
+            offset_bytes: where the first value, or its block, lies.
+            values: float32, contiguous, whole blocks (of 32) where the form has them.
 
         Returns:
             Whether every scale and bias is a finite float16.
 
         Raises:
-            ValueError: the sizes do not agree (an internal fault).
+            EOFError: the file ends before, or cannot be read.
+            ValueError: the values are not contiguous, or no whole blocks (an internal fault).
         """
-        count = values.size // 32
-        if not (blocks.flags.c_contiguous and values.flags.c_contiguous) or count * blocks.shape[-1] != blocks.nbytes:
-            raise ValueError(f"blocks of {blocks.shape} bytes do not fill {values.size} values")
-        function = self._function(block_format)
-        return bool(
-            function(ctypes.c_void_p(blocks.ctypes.data), ctypes.c_long(count), ctypes.c_void_p(values.ctypes.data))
-        )
-
-    def _function(self, block_format: str) -> Any:
-        return getattr(self._library, f"mlx_stream_unpack_{block_format.lower()}", None)
+        if not values.flags.c_contiguous or (form.startswith("Q") and values.size % _BLOCK_VALUES):
+            raise ValueError(f"values of the shape {values.shape} cannot be filled from {form}")
+        told = self._fill(self._number(form.encode()), file, offset_bytes, values.size, values.ctypes.data)
+        if told == _CUT_SHORT:
+            raise EOFError
+        return bool(told)
 
 
 def open_unpack_kernel(directory: Path) -> UnpackKernel | None:

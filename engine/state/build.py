@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.graph import LINEAR_ATTENTION
 from engine.contracts.kv_scheme import AffineKv, PlainKv, TurboKv, layer_scheme
-from engine.state.affine_codec import AffineCodec
 from engine.state.block_pool import BlockPool
 from engine.state.kv_cache import Conversion, KvCache
 from engine.state.kv_pool import KvPool
 from engine.state.paged_cache import PagedKvCache
 from engine.state.plain_codec import PlainCodec
 from engine.state.recurrent_cache import RecurrentCache
-from engine.state.turbo_codec import TurboCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +83,13 @@ class CacheBuilder:
             case PlainKv():
                 return None
             case AffineKv():
+                from engine.state.affine_codec import AffineCodec  # most models' states stay as they are
+
                 affine = AffineCodec(bits=scheme.bits, group_size=scheme.group_size, composed=self._composed)
                 return Conversion(affine, scheme.start)
             case TurboKv():
+                from engine.state.turbo_codec import TurboCodec  # as above
+
                 turbo = TurboCodec(key_bits=scheme.key_bits, value_bits=scheme.value_bits, composed=self._composed)
                 return Conversion(turbo, scheme.start)
 

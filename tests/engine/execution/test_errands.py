@@ -1,7 +1,10 @@
 """Errands of the engine thread: when they are done, what becomes of their faults, and that rows go on meanwhile."""
 
 import asyncio
+import gc
 import threading
+import traceback
+import weakref
 
 import pytest
 
@@ -9,6 +12,7 @@ from engine.contracts.cancellation import AbortController
 from engine.contracts.errors import EngineFailedError, UnavailableError
 from engine.contracts.results import FinishReason
 from engine.execution.delivery import Mailbox
+from engine.execution.errands import Errand
 from engine.execution.job import Job
 from tests.engine.execution.thread_harness import STARTED, FakeRow, FakeStepper, Harness, end_of
 from tests.waiting import until
@@ -86,6 +90,29 @@ async def test_an_errand_that_nobody_wants_any_more_is_not_done(harness):
     await end_of(job)
     await asyncio.wrap_future(harness.thread.call(lambda: None))
     assert done == []
+
+
+def test_what_a_failed_errand_held_goes_at_once_and_its_failure_tells_where_it_was():
+    class Weights:
+        pass
+
+    held = []
+
+    def work():
+        weights = Weights()
+        held.append(weakref.ref(weights))
+        raise UnavailableError("stopped", "nobody wants it")
+
+    errand = Errand(work=work)
+    gc.disable()
+    try:
+        errand.run()
+        assert held[0]() is None
+    finally:
+        gc.enable()
+    failure = errand.future.exception()
+    assert isinstance(failure, UnavailableError)
+    assert [frame.name for frame in traceback.extract_tb(failure.__traceback__)] == ["run", "work"]
 
 
 async def test_errands_left_at_the_end_are_refused():

@@ -1,4 +1,7 @@
-"""Matrices filled from blocks: the bits that the library's own way gives, joined in order, refused when damaged."""
+"""Matrices filled by compiled code: the bits of the library's own way, joined in order, refused when damaged."""
+
+import threading
+from collections import Counter
 
 import mlx.core as mx
 import numpy as np
@@ -6,11 +9,11 @@ import pytest
 
 from engine.artifacts.artifact import open_artifact
 from engine.artifacts.weights import WeightStore
-from engine.contracts.errors import CorruptArtifactError, GraphContractError
+from engine.contracts.errors import CorruptArtifactError, GraphContractError, UnsupportedArtifactError
 from engine.models.reading import WeightReader
 from engine.runtime.policy import LayoutPolicy
 from engine.runtime.unpack_kernel import open_unpack_kernel
-from tests.engine.artifacts.tiny_files import llama_tensors, write_gguf
+from tests.engine.artifacts.tiny_files import llama_tensors, write_folder, write_gguf
 
 LAYER = "model.layers.0"
 ATTENTION = [f"{LAYER}.self_attn.{part}_proj" for part in "qkv"]
@@ -54,7 +57,7 @@ def read_all(reader):
     return [np.array(one.arrays()[0]) for one in found]
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "F32", "F16", "BF16"])
 @pytest.mark.parametrize("pretranspose", [False, True])
 def test_filled_matrices_have_the_bits_of_those_that_were_read_apart(tmp_path, kernel, kind, pretranspose):
     path = write_gguf(tmp_path / "tiny.gguf", kind=kind)
@@ -63,6 +66,31 @@ def test_filled_matrices_have_the_bits_of_those_that_were_read_apart(tmp_path, k
     assert filled[1].shape == ((64, 48) if pretranspose else (48, 64))
     assert filled[2].shape == ((64, 128) if pretranspose else (128, 64))
     for one, other in zip(filled, apart, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+class CountingKernel:
+    """Counts what is filled, by its form."""
+
+    def __init__(self, kernel):
+        self._kernel = kernel
+        self.handles = kernel.handles
+        self.filled = Counter()
+
+    def fill(self, form, *arguments):
+        self.filled[form] += 1
+        return self._kernel.fill(form, *arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_matrices_of_a_folder_are_filled_as_those_of_a_gguf_file_are(tmp_path, kernel, dtype):
+    folder = write_folder(tmp_path / "tiny")
+    tensors = {name: mx.array(value).astype(getattr(mx, dtype)) for name, value in llama_tensors().items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    counting = CountingKernel(kernel)
+    filled = read_all(reader_of(folder, counting))
+    assert counting.filled == {{"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]: 1 + 2 * 7}
+    for one, other in zip(filled, read_all(reader_of(folder, None)), strict=True):
         assert one.tobytes() == other.tobytes()
 
 
@@ -98,11 +126,58 @@ def test_a_file_that_shrinks_meanwhile_is_refused_and_leaves_no_thread(tmp_path,
     reader.close()
 
 
-def test_blocks_can_be_taken_once(tmp_path):
+def test_others_get_the_interpreter_once_when_compiled_code_is_left_to_run(tmp_path, kernel):
+    events = []
+    reader = WeightReader(
+        WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"))),
+        LayoutPolicy(compute_dtype="float32", dequantize=True, pretranspose_linear=False, prefill_step_tokens=32),
+        before_each=lambda: events.append(reader.read_bytes),
+        before_waiting=lambda: events.append("free"),
+        unpack_kernel=kernel,
+    )
+    laid_out = reader.embedding("model.embed_tokens"), reader.linear(*ATTENTION)
+    assert "free" not in events  # all is laid out, and may be read already
+    assert reader.read_bytes == 0
+    with pytest.raises(UnsupportedArtifactError, match="no use for"):
+        reader.finish()
+    before, after = events[: events.index("free")], events[events.index("free") + 1 :]
+    assert before == [0, 0]
+    assert len(after) == 4  # a job for each matrix, of which each is known to be filled before the next
+    assert after == sorted(after)
+    assert "free" not in after
+    assert reader.read_bytes > max(after)
+    assert all(np.isfinite(np.array(one.arrays()[0])).all() for one in laid_out)
+
+
+def test_a_load_ends_while_values_are_waited_for(tmp_path, kernel):
+    class UnwantedError(Exception):
+        pass
+
+    def leave():
+        if waiting:
+            raise UnwantedError
+
+    waiting = []
+    reader = WeightReader(
+        WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"))),
+        LayoutPolicy(compute_dtype="float32", dequantize=True, pretranspose_linear=False, prefill_step_tokens=32),
+        before_each=leave,
+        before_waiting=lambda: waiting.append(True),
+        unpack_kernel=kernel,
+    )
+    reader.linear(*ATTENTION)
+    with pytest.raises(UnwantedError):
+        reader.finish()
+    reader.close()
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("mlx-stream-fill")]
+
+
+def test_matrices_can_be_taken_once(tmp_path):
     store = WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")))
     name = f"{ATTENTION[0]}.weight"
-    assert store.block_format(name) == "Q4_1"
-    assert store.block_format("model.norm.weight") is None
-    assert store.take_blocks(name).rows == 64
+    assert store.matrix_form(name) == "Q4_1"
+    assert store.matrix_form("model.norm.weight") is None
+    assert store.matrix_form("model.nothing.weight") is None
+    assert store.take_stored(name).shape == (64, 64)
     with pytest.raises(GraphContractError, match="twice"):
         store.take(name)

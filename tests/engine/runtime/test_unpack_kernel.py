@@ -1,7 +1,8 @@
-"""The compiled unpacking against numpy, every float16 scale included."""
+"""The compiled reading of values against numpy, every float16 scale included."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,26 @@ def every_scale(limit: float) -> np.ndarray[Any, Any]:
         return every[np.abs(every.astype(np.float32)) <= limit]
 
 
-def unpacked(kernel: UnpackKernel, block_format: str, blocks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    values = np.full((len(blocks), 32), np.nan, dtype=np.float32)
-    assert kernel.unpack(block_format, blocks, values)
+Fill = Callable[..., tuple[np.ndarray[Any, Any], bool]]
+
+
+@pytest.fixture
+def fill(kernel: UnpackKernel, tmp_path: Path) -> Fill:
+    def filled(form: str, stored: np.ndarray[Any, Any], count: int, before: bytes = b"") -> Any:
+        """`count` values of the bytes of `stored`, which lie behind `before` in a file; and whether they are fine."""
+        values = np.full(count, np.nan, dtype=np.float32)
+        (tmp_path / "stored").write_bytes(before + stored.tobytes())
+        with (tmp_path / "stored").open("rb") as file:
+            fine = kernel.fill(form, file.fileno(), len(before), values)
+            assert file.tell() == 0
+        return values, fine
+
+    return filled
+
+
+def unpacked(fill: Fill, form: str, blocks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    values, fine = fill(form, blocks, 32 * len(blocks), before=b"a header")
+    assert fine
     return values
 
 
@@ -42,57 +60,81 @@ def nibbles(levels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.concatenate([levels & 15, levels >> 4], axis=1).astype(np.float32)
 
 
-def test_q4_0_equals_numpy_for_every_scale(kernel: UnpackKernel) -> None:
+def test_q4_0_equals_numpy_for_every_scale(fill: Fill) -> None:
     scales = every_scale(65504 / 8)
     blocks, levels = blocks_of(scales, None, 16)
     wide = scales.astype(np.float32)[:, None]
-    assert unpacked(kernel, "Q4_0", blocks).tobytes() == (wide * nibbles(levels) + wide * np.float32(-8)).tobytes()
+    assert unpacked(fill, "Q4_0", blocks).tobytes() == (wide * nibbles(levels) + wide * np.float32(-8)).tobytes()
 
 
-def test_q4_1_equals_numpy_for_every_scale(kernel: UnpackKernel) -> None:
+def test_q4_1_equals_numpy_for_every_scale(fill: Fill) -> None:
     scales = every_scale(65504)
     minimums = np.random.default_rng(5).permutation(scales)
     blocks, levels = blocks_of(scales, minimums, 16)
     scaled = scales.astype(np.float32)[:, None] * nibbles(levels)
-    assert unpacked(kernel, "Q4_1", blocks).tobytes() == (scaled + minimums.astype(np.float32)[:, None]).tobytes()
+    assert unpacked(fill, "Q4_1", blocks).tobytes() == (scaled + minimums.astype(np.float32)[:, None]).tobytes()
 
 
-def test_q8_0_equals_numpy_for_every_scale(kernel: UnpackKernel) -> None:
+def test_q8_0_equals_numpy_for_every_scale(fill: Fill) -> None:
     scales = every_scale(65504 / 128)
     blocks, levels = blocks_of(scales, None, 32)
     wide = scales.astype(np.float32)[:, None]
     scaled = wide * (levels ^ 0x80).astype(np.float32)
-    assert unpacked(kernel, "Q8_0", blocks).tobytes() == (scaled + wide * np.float32(-128)).tobytes()
+    assert unpacked(fill, "Q8_0", blocks).tobytes() == (scaled + wide * np.float32(-128)).tobytes()
 
 
-@pytest.mark.parametrize(("block_format", "level_bytes", "limit"), [("Q4_0", 16, 8188.0), ("Q8_0", 32, 511.75)])
+@pytest.mark.parametrize(("form", "level_bytes", "limit"), [("Q4_0", 16, 8188.0), ("Q8_0", 32, 511.75)])
 @pytest.mark.parametrize("bad", ["next", np.inf, -np.inf, np.nan])
-def test_scales_beyond_float16_are_noticed(
-    kernel: UnpackKernel, block_format: str, level_bytes: int, limit: float, bad: Any
-) -> None:
+def test_scales_beyond_float16_are_noticed(fill: Fill, form: str, level_bytes: int, limit: float, bad: Any) -> None:
     scales = np.ones(9, dtype=np.float16)
     scales[4] = np.nextafter(np.float16(limit), np.float16(np.inf)) if bad == "next" else bad
     blocks, _ = blocks_of(scales, None, level_bytes)
-    assert not kernel.unpack(block_format, blocks, np.empty((9, 32), np.float32))
+    assert fill(form, blocks, 9 * 32)[1] is False
 
 
-def test_minimums_beyond_float16_are_noticed(kernel: UnpackKernel) -> None:
+def test_minimums_beyond_float16_are_noticed(fill: Fill) -> None:
     minimums = np.array([0, np.inf], dtype=np.float16)
     blocks, _ = blocks_of(np.ones(2, dtype=np.float16), minimums, 16)
-    assert not kernel.unpack("Q4_1", blocks, np.empty((2, 32), np.float32))
+    assert fill("Q4_1", blocks, 2 * 32)[1] is False
 
 
-def test_sizes_that_do_not_agree_are_refused(kernel: UnpackKernel) -> None:
-    blocks, _ = blocks_of(np.ones(4, dtype=np.float16), None, 16)
-    with pytest.raises(ValueError, match="do not fill"):
-        kernel.unpack("Q4_0", blocks, np.empty((5, 32), np.float32))
-    with pytest.raises(ValueError, match="do not fill"):
-        kernel.unpack("Q4_0", blocks, np.empty((4, 64), np.float32)[:, ::2])
+def test_plain_numbers_are_read_bit_for_bit(fill: Fill) -> None:
+    every = np.arange(65536, dtype=np.uint16)
+    halves, fine = fill("F16", every, 65536, before=b"odd")
+    assert fine
+    numbers = ~np.isnan(every.view(np.float16))
+    assert halves[numbers].tobytes() == every.view(np.float16)[numbers].astype(np.float32).tobytes()
+    assert np.isnan(halves[~numbers]).all()
+    assert fill("BF16", every, 65536)[0].tobytes() == (every.astype(np.uint32) << 16).tobytes()
+    singles = np.random.default_rng(7).integers(0, 2**32, size=100_000, dtype=np.uint32)
+    assert fill("F32", singles, 100_000)[0].tobytes() == singles.tobytes()
 
 
-def test_formats_without_a_function_are_known(kernel: UnpackKernel) -> None:
-    assert kernel.handles("Q4_1")
-    assert not kernel.handles("F32")
+@pytest.mark.parametrize(("form", "nbytes"), [("Q4_0", 18), ("Q4_1", 20), ("Q8_0", 34), ("F32", 128), ("BF16", 64)])
+def test_a_file_that_ends_before_is_noticed(fill: Fill, form: str, nbytes: int) -> None:
+    stored = np.zeros(8192 * nbytes, dtype=np.uint8)
+    assert fill(form, stored, 8192 * 32)[1] is True
+    with pytest.raises(EOFError):
+        fill(form, stored[:-1], 8192 * 32)
+    with pytest.raises(EOFError):
+        fill(form, stored[:0], 32)
+
+
+def test_a_file_that_cannot_be_read_is_noticed(kernel: UnpackKernel, tmp_path: Path) -> None:
+    with (tmp_path / "only written").open("wb") as file, pytest.raises(EOFError):
+        kernel.fill("F32", file.fileno(), 0, np.empty(4, np.float32))
+
+
+def test_values_that_are_no_whole_blocks_are_refused(kernel: UnpackKernel) -> None:
+    with pytest.raises(ValueError, match="cannot be filled"):
+        kernel.fill("Q4_0", 0, 0, np.empty(33, np.float32))
+    with pytest.raises(ValueError, match="cannot be filled"):
+        kernel.fill("F32", 0, 0, np.empty((4, 64), np.float32)[:, ::2])
+
+
+def test_forms_without_a_function_are_known(kernel: UnpackKernel) -> None:
+    assert all(map(kernel.handles, ("Q4_0", "Q4_1", "Q8_0", "F32", "F16", "BF16")))
+    assert not any(map(kernel.handles, ("Q4_K", "U32", "F64", "")))
 
 
 def test_without_a_compiler_there_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
