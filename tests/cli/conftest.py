@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 import click.testing
 import pytest
 
+from mlxstream.sync import SyncIteration
 from service.cli.main import main
 from tests.clients.python.scripted_server import ThreadedServer, answer
 
@@ -34,6 +36,22 @@ def run(server: ThreadedServer) -> Run:
     return invoke
 
 
-def interrupt_soon(seconds: float = 0.3) -> None:
-    """Press Ctrl-C a little later."""
-    threading.Timer(seconds, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+@pytest.fixture
+def interrupt_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Press Ctrl-C when a command has had so many events of its stream, and waits for the next one."""
+    real, asked = SyncIteration.__next__, itertools.count()
+
+    def press() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def arrange(events: int) -> None:
+        def following(iteration: SyncIteration[object]) -> object:
+            if next(asked) == events:
+                threading.Timer(0.05, press).start()
+            return real(iteration)
+
+        monkeypatch.setattr(SyncIteration, "__next__", following)
+
+    return arrange

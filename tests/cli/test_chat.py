@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 from google.rpc.error_details_pb2 import ErrorInfo
 
 from mlxstream.v1.generation_pb2 import GenerateRequest
-from tests.cli.conftest import Run, interrupt_soon
+from tests.cli.conftest import Run
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
 
 
@@ -39,12 +39,14 @@ def test_exit_leaves_and_another_command_is_explained(run: Run, server: Threaded
     assert server.scripted.generations.requests == []
 
 
-def test_a_cancelled_answer_keeps_what_was_written_and_the_chat_goes_on(run: Run, server: ThreadedServer) -> None:
+def test_a_cancelled_answer_keeps_what_was_written_and_the_chat_goes_on(
+    run: Run, server: ThreadedServer, interrupt_after: Callable[[int], None]
+) -> None:
     async def endless_at_first(request: GenerateRequest, context: Context) -> None:
         await (endless if len(server.scripted.generations.requests) == 1 else answer("fine"))(request, context)
 
     server.scripted.generations.behaviour = endless_at_first
-    interrupt_soon()
+    interrupt_after(3)
     result = run("chat", stdin="one\ntwo\n")
     assert result.exit_code == 0
     assert "cancelled after " in result.stderr

@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -23,7 +24,7 @@ from mlxstream.v1.options_pb2 import FILL_MODE_ECHO, GenerateOptions
 from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH, GeneratedToken, TokenLogprobs, TopLogprob
 from service.cli.asking import command_as_invoked
 from service.cli.probabilities import probability_table
-from tests.cli.conftest import Run, interrupt_soon
+from tests.cli.conftest import Run
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
 
 
@@ -243,9 +244,11 @@ def test_an_answer_that_was_cut_says_so(run: Run, server: ThreadedServer) -> Non
     assert "1 token (cut at the limit)" in result.stderr
 
 
-def test_interrupting_cancels_and_says_how_much_was_generated(run: Run, server: ThreadedServer) -> None:
+def test_interrupting_cancels_and_says_how_much_was_generated(
+    run: Run, server: ThreadedServer, interrupt_after: Callable[[int], None]
+) -> None:
     server.scripted.generations.behaviour = endless
-    interrupt_soon()
+    interrupt_after(4)
     result = run("generate", "hi")
     assert result.exit_code == 130
     assert result.stdout.startswith("more more ")
@@ -253,7 +256,9 @@ def test_interrupting_cancels_and_says_how_much_was_generated(run: Run, server: 
     server.wait_cancelled()
 
 
-def test_interrupting_a_long_prompt_says_how_much_was_read(run: Run, server: ThreadedServer) -> None:
+def test_interrupting_a_long_prompt_says_how_much_was_read(
+    run: Run, server: ThreadedServer, interrupt_after: Callable[[int], None]
+) -> None:
     async def read_slowly(_request: GenerateRequest, context: Context) -> None:
         events = Events(context)
         await events.start(prompt_tokens=900)
@@ -261,7 +266,7 @@ def test_interrupting_a_long_prompt_says_how_much_was_read(run: Run, server: Thr
         await asyncio.Event().wait()
 
     server.scripted.generations.behaviour = read_slowly
-    interrupt_soon()
+    interrupt_after(2)
     result = run("generate", "hi")
     assert (result.exit_code, result.stdout) == (130, "")
     assert "cancelled after reading 128 of 900 tokens of the prompt" in result.stderr

@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -17,7 +18,7 @@ from mlxstream.v1.generation_pb2 import GenerateRequest
 from service.cli import durable_notes
 from service.cli.durable_notes import told
 from service.cli.terminal import Terminal
-from tests.cli.conftest import Run, interrupt_soon
+from tests.cli.conftest import Run
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, endless
 
 
@@ -117,9 +118,11 @@ def test_a_server_that_stays_away_is_told_with_the_way_to_go_on(
     assert "resume" not in result.stderr
 
 
-def test_interrupting_tells_how_to_go_on(run: Run, server: ThreadedServer) -> None:
+def test_interrupting_tells_how_to_go_on(
+    run: Run, server: ThreadedServer, interrupt_after: Callable[[int], None]
+) -> None:
     server.scripted.generations.behaviour = endless
-    interrupt_soon()
+    interrupt_after(3)
     result = run("generate", "--durable", "hi")
     assert result.exit_code == 130
     assert result.stderr.endswith(f"resume g1 --target {server.scripted.target}`\n")

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from tests.engine import tiny_model
-from tests.service.test_proxies import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,9 +16,10 @@ import pytest
 
 from mlxstream.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from service.metadata import SESSION_KEY
+from tests.ports import free_port
 from tests.service.fake_engine import FakeEngine, FakeGeneration
 from tests.service.harness import CLIENT_OPTIONS, Serving, read_all, serve, text_request
-from tests.service.test_proxies import SEARCH_PATH, configured, free_port, port_of, until_open
+from tests.service.test_proxies import SEARCH_PATH, configured, port_of, until_open
 
 SESSIONS = 40
 
@@ -42,7 +43,7 @@ class Balanced:
         return [len(replica.engine.requests) for replica in self.replicas]
 
     async def until_both_are_known(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             number = 0
             while not all(self.asked()):
                 number += 1
@@ -99,7 +100,7 @@ async def test_a_replica_that_drains_gets_no_calls_and_finishes_its_streams(bala
     leaving, staying = sorted(balanced.replicas, key=lambda replica: replica.live.count, reverse=True)
     leaving.health.drain()
     release.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         seen = None
         while seen != len(leaving.engine.requests):  # until a whole round of calls goes elsewhere
             seen = len(leaving.engine.requests)
@@ -130,7 +131,7 @@ async def test_a_browser_is_answered_by_grpc_web(balanced: Balanced) -> None:
     )
 
     def asked() -> bytes:
-        with contextlib.closing(urllib.request.urlopen(request, timeout=10)) as response:
+        with contextlib.closing(urllib.request.urlopen(request, timeout=60)) as response:
             return bytes(response.read())
 
     body = await asyncio.to_thread(asked)

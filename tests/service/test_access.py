@@ -161,7 +161,7 @@ async def test_a_token_that_is_taken_back_while_a_call_is_accepted_leaves_no_row
     await call.read()
     assert guarded.live.count == len(guarded.engine.generations) == 1
     call.cancel()
-    await asyncio.wait_for(guarded.live.wait_idle(), 5)
+    await asyncio.wait_for(guarded.live.wait_idle(), 60)
     assert guarded.engine.live == {}
 
 

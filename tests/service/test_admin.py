@@ -15,17 +15,10 @@ from mlxstream.v1 import admin_pb2, model_pb2
 from service.load_meter import LoadMeter
 from tests.service.fake_engine import MODEL, FakeGeneration, adapter, never_end, never_start
 from tests.service.harness import Serving, read_all, reason_of, text_request, violated_fields
+from tests.waiting import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-async def until(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.002)
-    raise AssertionError("it never came to that")
 
 
 async def refused(call) -> grpc.aio.AioRpcError:

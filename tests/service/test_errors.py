@@ -149,7 +149,7 @@ async def test_a_cancellation_that_is_not_the_callers_is_an_internal_error_and_l
         raise asyncio.CancelledError
 
     serving.engine.acceptance = cancelled_elsewhere
-    _, error = await asyncio.wait_for(read_all(serving.generation.Generate(text_request())), 10)
+    _, error = await asyncio.wait_for(read_all(serving.generation.Generate(text_request())), 60)
     assert error is not None
     assert error.code() is CODE.INTERNAL
     assert reason_of(error) == "INTERNAL"

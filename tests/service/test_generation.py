@@ -195,7 +195,7 @@ async def test_a_slow_reader_gets_everything_in_fewer_messages(serving: Serving)
     serving.engine.script = flood
     call = serving.generation.Generate(text_request())
     await call.read()
-    await asyncio.wait_for(serving.engine.generations[0].finished(), timeout=30)
+    await asyncio.wait_for(serving.engine.generations[0].finished(), 60)
     responses, error = await read_all(call)
     assert error is None
     assert [token.index for response in responses for token in response.chunk.tokens] == list(range(total))

@@ -22,19 +22,15 @@ from mlxstream.v1 import generation_pb2_grpc, model_pb2, model_pb2_grpc
 from service.lifecycle import run_server
 from service.settings import ServerSettings
 from service.stopping import Signals, StartError
+from tests.ports import free_port
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import read_all, reason_of, text_request
+from tests.waiting import PATIENCE_SECONDS
 
 
 def settings(tmp_path: Path, **changes: Any) -> ServerSettings:
     values = {"model": "tiny", "listen": f"127.0.0.1:{free_port()}", "state_dir": tmp_path / "state"}
     return ServerSettings(**{**values, "shutdown_grace_seconds": 0.2, "shutdown_late_seconds": 0.0, **changes})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Running:
@@ -54,7 +50,7 @@ class Running:
         return int((await check).status)
 
     async def ended(self) -> None:
-        await asyncio.wait_for(self.task, timeout=5)
+        await asyncio.wait_for(self.task, 60)
 
 
 @contextlib.asynccontextmanager
@@ -71,11 +67,10 @@ async def running(settings: ServerSettings, engine: FakeEngine | None = None) ->
 
 async def announced(capsys: pytest.CaptureFixture[str]) -> str:
     """The first line on standard output, once it is there."""
-    for _ in range(500):
-        if text := capsys.readouterr().out:
-            return text
-        await asyncio.sleep(0.01)
-    raise AssertionError("nothing was announced")
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (text := capsys.readouterr().out):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.01)
+    return text
 
 
 async def test_it_announces_the_model_and_the_real_port_when_it_is_ready(
@@ -240,7 +235,7 @@ async def test_a_long_stream_is_unavailable_after_the_grace(tmp_path: Path, caps
 async def test_calls_that_balancers_still_send_are_taken_for_a_moment_after_health_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with running(settings(tmp_path, shutdown_late_seconds=1.0, shutdown_grace_seconds=60)) as process:
+    async with running(settings(tmp_path, shutdown_late_seconds=60, shutdown_grace_seconds=60)) as process:
         await announced(capsys)
         process.signals.ask()
         while await process.health() == health_pb2.HealthCheckResponse.SERVING:
@@ -248,6 +243,7 @@ async def test_calls_that_balancers_still_send_are_taken_for_a_moment_after_heal
         responses, error = await read_all(process.generate())
         assert error is None
         assert responses[-1].WhichOneof("event") == "finished"
+        process.signals.ask()
         await process.ended()
 
 
@@ -268,7 +264,7 @@ async def test_metrics_are_served_at_the_address_that_was_asked_for(
     async with running(settings(tmp_path, metrics_listen=address)) as process:
         await announced(capsys)
         url = f"http://{address}/metrics"
-        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        body = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
         assert "mlx_stream_num_requests_running" in body
         process.signals.ask()
         await process.ended()

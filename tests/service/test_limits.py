@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from service.tokens import followed_tokens
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import Serving, details_of, read_all, reason_of, serve, text_request, violated_fields
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 CODE = grpc.StatusCode
 ONE, TWO = "token-of-the-first-team", "token-of-the-second-team"
@@ -184,10 +184,7 @@ async def test_too_many_calls_of_all_are_refused_until_one_ends() -> None:
             await running.models.GetModel(model_pb2.GetModelRequest())
         assert_full(unary.value, "concurrent calls", 2)
         calls[0].cancel()
-        for _ in range(200):
-            if len(running.engine.live) == 1:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: len(running.engine.live) == 1)
         calls.append(await running_stream(running, "r2"))
         assert len(running.engine.requests) == 3
 

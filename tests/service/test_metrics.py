@@ -29,6 +29,7 @@ from service.tokens import TokenTable
 from tests.service.fake_engine import FakeEngine, never_end
 from tests.service.harness import Serving, read_all, serve, text_request
 from tests.service.test_health import READING
+from tests.waiting import until
 
 
 def samples(metrics: Measures) -> dict[str, float]:
@@ -207,12 +208,12 @@ async def test_malformed_requests_and_missed_deadlines_are_counted_as_what_they_
     raw = serving.channel.unary_stream("/mlxstream.v1.GenerationService/Generate", request_serializer=bytes)
     await read_all(raw(b"\xff\xff"))
     serving.engine.script = never_end("a")
-    await read_all(serving.generation.Generate(text_request(), timeout=0.3))
-    await serving.live.wait_idle()
-    await asyncio.sleep(0.05)
+    await read_all(serving.generation.Generate(text_request(), timeout=1.0))
+    missed = CALLS.format("DEADLINE_EXCEEDED", "GenerationService/Generate")
+    await until(lambda: samples(serving.telemetry.metrics).get(missed))
     found = samples(serving.telemetry.metrics)
     assert found[CALLS.format("INVALID_ARGUMENT", "GenerationService/Generate")] == 1
-    assert found[CALLS.format("DEADLINE_EXCEEDED", "GenerationService/Generate")] == 1
+    assert found[missed] == 1
     assert CALLS.format("CANCELLED", "GenerationService/Generate") not in found
 
 
@@ -229,10 +230,7 @@ async def test_a_late_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.01)
     telemetry = Telemetry(FakeEngine(), metrics=Metrics(FakeEngine()))
     task = asyncio.ensure_future(pulse.beat(telemetry.meter, telemetry.metrics))
-    for _ in range(1000):
-        if samples(telemetry.metrics)["mlx_stream_event_loop_lag_seconds_count"] >= 3:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: samples(telemetry.metrics)["mlx_stream_event_loop_lag_seconds_count"] >= 3)
     task.cancel()
     found = samples(telemetry.metrics)
     assert found["mlx_stream_event_loop_lag_seconds_count"] >= 3

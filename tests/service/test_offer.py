@@ -29,7 +29,7 @@ async def test_a_burst_that_finds_the_loop_busy_is_taken_whole() -> None:
         for _ in range(CONNECTIONS):
             own = [("grpc.use_local_subchannel_pool", 1)]
             channel = opened.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=own))
-            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 20)
+            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 60)
             calls.append(channel.unary_unary("/burst/Answer"))
         answers = [call.future(b"x", timeout=50) for call in calls for _ in range(CALLS_EACH)]
         time.sleep(1.5)  # noqa: ASYNC251 - the loop is busy with something else

@@ -85,7 +85,7 @@ async def test_a_stream_of_reports_begins_at_once_and_goes_on(
     call = stream(serving, 0)
     assert report_of(await call.read()).application_utilization == 0
     serving.engine.busy = BUSY
-    while report_of(await asyncio.wait_for(call.read(), 5)).application_utilization != 1.5:
+    while report_of(await asyncio.wait_for(call.read(), 60)).application_utilization != 1.5:
         pass
     call.cancel()
 
@@ -95,5 +95,5 @@ async def test_streams_of_reports_end_by_our_word(serving: Serving) -> None:
     await call.read()
     serving.health.end_watches()
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await asyncio.wait_for(call.read(), 5)
+        await asyncio.wait_for(call.read(), 60)
     assert failure.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -18,6 +18,7 @@ import pytest
 from mlxstream.v1 import generation_pb2, generation_pb2_grpc
 from tests.certificates import Authority
 from tests.engine import tiny_model
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,9 +140,7 @@ def test_a_killed_server_never_looks_like_a_clean_end(serve: type) -> None:
 
 
 def test_sigterm_while_it_loads_ends_promptly(serve: type) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
+    address = ("127.0.0.1", free_port())
     server = serve(listen=f"127.0.0.1:{address[1]}")
     while server.process.poll() is None:
         with socket.socket() as attempt:

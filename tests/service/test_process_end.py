@@ -30,13 +30,13 @@ end_process(1)
 @pytest.mark.parametrize(("name", "daemon"), [("mlx-engine", True), ("mlx-stream-text_0", False)])
 def test_a_thread_of_the_engine_that_is_stuck_does_not_keep_the_process(name: str, daemon: bool, status: int) -> None:
     process = start(STUCK.format(name=name, daemon=daemon, status=status))
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (status, "last words\n", "")
 
 
 def test_without_such_a_thread_the_interpreter_ends_by_itself() -> None:
     process = start(BRIEF)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (1, "done\nall of it\n", "")
 
 

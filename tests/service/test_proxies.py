@@ -1,6 +1,6 @@
 """Behind nginx, HAProxy and Envoy, as `deploy` configures them: streams stay live, and ends mean what they meant.
 
-Each is skipped where it is not installed. Their idle limit is cut to a second, so that heartbeats have to beat it.
+Each is skipped where it is not installed. Their idle limit is cut to two seconds, so that heartbeats have to beat it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from engine.contracts.cancellation import AbortReason
 from engine.contracts.errors import GenerationFailedError
 from engine.contracts.results import FinishReason
 from mlxstream.v1 import delivery_pb2, generation_pb2_grpc, result_pb2
+from tests.ports import free_port
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
 from tests.service.harness import CLIENT_OPTIONS, Serving, read_all, reason_of, serve, text_request, violated_fields
 
@@ -30,7 +30,8 @@ FILES = Path(__file__).resolve().parents[2] / "deploy"
 SEARCH_PATH = os.pathsep.join(
     (str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin")
 )
-START_SECONDS = 10
+START_SECONDS = 60
+BEATS = 8  # more than two seconds of them
 COMMANDS = {
     "nginx": (
         "proxies/nginx.conf",
@@ -41,23 +42,17 @@ COMMANDS = {
 }
 # What a test must change in the shipped files: addresses, and the idle limit.
 ADDRESSES = {
-    "nginx": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "1s")),
-    "haproxy": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "1s")),
+    "nginx": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "2s")),
+    "haproxy": (("127.0.0.1:50051", "127.0.0.1:{upstream}"), ("127.0.0.1:50050", "127.0.0.1:{port}"), ("600s", "2s")),
     "envoy": (
         ("port_value: 50051", "port_value: {upstream}"),
         ("port_value: 50052", "port_value: {second}"),
         ("port_value: 50050", "port_value: {port}"),
         ("port_value: 9901", "port_value: 0"),
         ("interval: 2s", "interval: 0.2s"),
-        ("stream_idle_timeout: 300s", "stream_idle_timeout: 1s"),
+        ("stream_idle_timeout: 300s", "stream_idle_timeout: 2s"),
     ),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def port_of(serving: Serving) -> int:
@@ -141,17 +136,23 @@ async def test_each_token_comes_before_the_next_one_is_made(proxied: Serving) ->
 
 
 async def test_heartbeats_keep_a_long_prompt_alive_beyond_the_proxys_patience(proxied: Serving) -> None:
+    read = asyncio.Event()
+
     async def long_prompt(generation: FakeGeneration) -> None:
         generation.start()
-        await asyncio.sleep(2.5)
+        await read.wait()
         generation.say("late")
         generation.end()
 
     proxied.engine.script = long_prompt
     delivery = {"heartbeat_interval": {"nanos": 300_000_000}}
-    responses, error = await read_all(proxied.generation.Generate(text_request(delivery=delivery)))
+    call = proxied.generation.Generate(text_request(delivery=delivery))
+    assert (await call.read()).HasField("started")
+    for _ in range(BEATS):
+        assert (await call.read()).HasField("heartbeat")
+    read.set()
+    responses, error = await read_all(call)
     assert error is None
-    assert sum(response.HasField("heartbeat") for response in responses) >= 4
     assert "".join(response.chunk.text for response in responses) == "late"
 
 
@@ -184,10 +185,10 @@ async def test_a_cancelled_call_frees_the_row_behind_the_proxy(proxied: Serving)
     assert generation.abort_reason is AbortReason.DISCONNECTED
 
 
-async def test_a_deadline_is_known_behind_the_proxy(proxied: Serving) -> None:
+async def test_a_deadline_is_known_behind_the_proxy(proxied: Serving, wide_margin: None) -> None:
     proxied.engine.script = never_end("x")
-    delivery = {"deadline_policy": delivery_pb2.DEADLINE_POLICY_PARTIAL_RESULT}
-    responses, error = await read_all(proxied.generation.Generate(text_request(delivery=delivery), timeout=0.8))
+    delivery = {"deadline_policy": delivery_pb2.DEADLINE_POLICY_PARTIAL_RESULT, "heartbeat_interval": {"seconds": 1}}
+    responses, error = await read_all(proxied.generation.Generate(text_request(delivery=delivery), timeout=20))
     assert error is None
     assert responses[-1].finished.finish_reason == result_pb2.FINISH_REASON_DEADLINE
 

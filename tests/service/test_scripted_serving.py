@@ -30,7 +30,7 @@ def test_a_server_plays_a_script_and_ends_with_a_signal(tmp_path: Path) -> None:
                 assert client.generate("[[count]]").text == "one two "
         finally:
             server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
 
 
 def test_a_script_that_cannot_be_played_is_one_line(tmp_path: Path) -> None:

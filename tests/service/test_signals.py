@@ -29,13 +29,13 @@ def test_a_signal_while_modules_are_imported_is_a_clean_end(number: signal.Signa
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "mlx-stream serve: stopped before it was ready\n")
 
 
 def test_nothing_heavy_is_imported_before_signals_are_answered() -> None:
     process = start("import sys, service.cli.serve; print(*sys.modules)")
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert "service.signals" in out.split()
     assert set(out.split()) & {"grpc", "pydantic", "numpy", "google.protobuf", "engine", "asyncio"} == set()

@@ -3,22 +3,23 @@
 A step is an object with one of these keys: `send` (a request, called `as`), `mark` and `answer` (wait for what was
 sent; `expect` says what an answer must be), `ask` (`send` and `answer` in one), `account` (what the server's log must
 say of the end of a request), `attempts` (how often the server must have seen one), `server` (`kill` it, `restart` it,
-`stop`: ask it to end, `end`: and wait until it has, `forget`: lose the end of its durable logs), `network` (`cut`),
-`program` (`end`: close its input, and wait until it has ended), `pause_seconds`, `served` (every server `at_least` so
-many), `agree` (an abort and the stream that it met must tell one story), and `example` (the client's example of that
-name, run to its end).
+`stop`: ask it to end, `end`: and wait until it has, `forget`: lose the end of its durable logs), `load` (wait until
+the server says this of its load), `network` (`cut`), `program` (`end`: close its input, and wait until it has ended),
+`pause_seconds`, `served` (`ask` until every server has had `at_least` so many), `agree` (an abort and the stream that
+it met must tell one story), and `example` (the client's example of that name, run to its end).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from clients.conformance.runner.expecting import differences
 from clients.conformance.runner.programs import Program, ProgramError
-from clients.conformance.runner.servers import ServerError
+from clients.conformance.runner.servers import LOOK_SECONDS, ServerError
 
 if TYPE_CHECKING:
     from clients.conformance.runner.proxy import Proxy
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from clients.conformance.runner.stage import Stage
 
 ANSWER_SECONDS = 60.0
-FREED_SECONDS = 2.0
+FREED_SECONDS = 4.0
 
 
 class Play:
@@ -89,6 +90,7 @@ class Play:
             "network": self._cut_network,
             "program": self._end_program,
             "pause_seconds": self._pause,
+            "load": self._await_load,
             "served": self._each_has_served,
             "agree": self._agree,
             "example": self._run_example,
@@ -190,10 +192,24 @@ class Play:
         if found != step["expect"]:
             self.failures.append(f"{name}: the server saw {found} attempts, not {step['expect']}")
 
+    async def _await_load(self, step: Mapping[str, Any]) -> None:
+        latest = time.monotonic() + ANSWER_SECONDS
+        while failures := differences(step["load"], await self._servers[0].load(), "load"):
+            if time.monotonic() >= latest:
+                self.failures += failures
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
     async def _each_has_served(self, step: Mapping[str, Any]) -> None:
-        for place, server in enumerate(self._servers):
-            if (found := len(server.lines("generation finished"))) < step["at_least"]:
-                self.failures.append(f"server {place} has served {found} generations")
+        """A client may balance over the servers that it has reached so far: it gets time to reach the others."""
+        latest = time.monotonic() + ANSWER_SECONDS
+        while not self.failures:
+            await self._ask(step)
+            served = [len(server.lines("generation finished")) for server in self._servers]
+            if min(served) >= step["at_least"]:
+                return
+            if time.monotonic() >= latest:
+                self.failures.append(f"the servers have served {served} generations")
 
     async def _agree(self, step: Mapping[str, Any]) -> None:
         aborting, stream = step["agree"]

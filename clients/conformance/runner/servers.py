@@ -11,10 +11,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+
+from mlxstream.v1 import admin_pb2, admin_pb2_grpc
 
 START_SECONDS = 60.0
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.02
+LOAD_SECONDS = 10.0
 LOST_BYTES = 100
 """More than the last mark of a token log, and less than the log of a few tokens."""
 _SERVING = re.compile(rb"serving \S+ on (\S+)")
@@ -94,6 +101,17 @@ class Server:
         """Lose what was written last of each durable generation, as a machine does that loses its power."""
         for log in (self.folder / "state").rglob("tokens.log"):
             os.truncate(log, log.stat().st_size - LOST_BYTES)
+
+    async def load(self) -> dict[str, Any]:
+        """What it says of its load; nothing while it does not answer. Of a server without TLS and tokens."""
+        async with grpc.aio.insecure_channel(self.target) as channel:
+            try:
+                found = await admin_pb2_grpc.AdminServiceStub(channel).GetLoad(
+                    admin_pb2.GetLoadRequest(), timeout=LOAD_SECONDS
+                )
+            except grpc.aio.AioRpcError:
+                return {}
+        return MessageToDict(found, preserving_proto_field_name=True)
 
     async def account(self, request_id: str, seconds: float) -> dict[str, str] | None:
         """What the log says of the end of a generation, or None when it says nothing for so long."""

@@ -23,6 +23,7 @@ STEPS = {
     "program",
     "pause_seconds",
     "served",
+    "load",
     "agree",
     "example",
 }

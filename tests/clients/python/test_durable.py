@@ -248,7 +248,7 @@ async def test_leaving_before_the_first_event_ends_it_by_the_name_of_the_request
 
 async def test_a_deadline_that_passes_counts_as_leaving(server: Server) -> None:
     server[0].endless = True
-    seen = await watch(server, timeout_seconds=0.5)
+    seen = await watch(server, timeout_seconds=2)
     assert isinstance(seen.error, DeadlineExceededError)
     assert [abort.generation_id for abort in server[0].aborts] == ["g1"]
 
@@ -266,11 +266,11 @@ async def test_closing_the_client_ends_what_still_runs_and_its_reader_is_told(se
 
 
 async def test_closing_a_client_does_not_wait_for_a_server_that_is_gone(server: Server) -> None:
-    server[0].endless, server[0].farewell_seconds = True, 60
+    server[0].endless, server[0].farewell_seconds = True, 3600
     client = AsyncClient(server[1], timeout_seconds=20)
     async for _ in client.stream("hi", durable=True):
         break
-    await asyncio.wait_for(client.close(), 10)
+    await asyncio.wait_for(client.close(), 60)
     assert server[0].order == []
 
 
@@ -294,7 +294,7 @@ async def test_leaving_while_the_server_is_away_stops_the_tries(server: Server) 
         reading = asyncio.ensure_future(_read(stream))
         await lost.wait()
         stream.cancel()
-        assert await asyncio.wait_for(reading, 5) == "0 1 "
+        assert await asyncio.wait_for(reading, 60) == "0 1 "
     assert stream.finish_reason is None
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import mlxstream
 from tests.clients.python.scripted_server import Behaviour, ThreadedServer, answer, endless, silent
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -30,8 +31,31 @@ def client(server: ThreadedServer) -> Iterator[mlxstream.Client]:
         yield connected
 
 
-def client_threads() -> int:
-    return sum(thread.name == "mlxstream-client" for thread in threading.enumerate())
+def client_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "mlxstream-client"}
+
+
+def assert_end(threads: set[threading.Thread]) -> None:
+    """Whoever ends them does not always wait for their very end."""
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def once_it_runs(server: ThreadedServer, act: Callable[[], object]) -> None:
+    """Have another thread `act` as soon as the server has taken up a call."""
+
+    def watch() -> None:
+        server.wait_running(1)
+        act()
+
+    threading.Thread(target=watch).start()
+
+
+def press_control_c() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def test_iterating_gives_the_text_and_then_the_account(client: mlxstream.Client) -> None:
@@ -68,15 +92,14 @@ def test_leaving_the_block_ends_the_generation(server: ThreadedServer, client: m
 def test_cancel_from_another_thread_stops_a_waiting_iteration(server: ThreadedServer, client: mlxstream.Client) -> None:
     server.scripted.generations.behaviour = silent
     stream = client.stream("hi")
-    threading.Timer(0.05, stream.cancel).start()
+    once_it_runs(server, stream.cancel)
     assert list(stream) == []
     server.wait_cancelled()
 
 
 def test_an_interrupted_wait_ends_the_generation(server: ThreadedServer, client: mlxstream.Client) -> None:
     server.scripted.generations.behaviour = silent
-    timer = threading.Timer(0.1, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
-    timer.start()
+    once_it_runs(server, press_control_c)
     with pytest.raises(KeyboardInterrupt):
         list(client.stream("hi"))
     server.wait_cancelled()
@@ -143,13 +166,14 @@ def test_one_client_serves_many_threads(client: mlxstream.Client) -> None:
 def test_closing_ends_the_thread_and_what_is_running(server: ThreadedServer) -> None:
     before = client_threads()
     client = mlxstream.Client(server.scripted.target)
+    (own,) = client_threads() - before
     server.scripted.generations.behaviour = endless
     iteration = iter(client.stream("hi"))
     next(iteration)
     client.close()
     client.close()
     server.wait_cancelled()
-    assert client_threads() == before
+    assert_end({own})
     for call in (lambda: next(iteration), lambda: client.generate("hi"), lambda: next(client.watch_health())):
         with pytest.raises(mlxstream.GenerationCancelledError, match="client was closed") as caught:
             call()
@@ -183,10 +207,11 @@ def test_a_dropped_client_ends_its_thread(server: ThreadedServer) -> None:
     before = client_threads()
     client = mlxstream.Client(server.scripted.target)
     assert client.generate("hi").text == "Hello, world"
-    assert client_threads() == before + 1
+    own = client_threads() - before
+    assert len(own) == 1
     del client
     gc.collect()
-    assert client_threads() == before
+    assert_end(own)
 
 
 LEAVE_EVERYTHING_OPEN = """

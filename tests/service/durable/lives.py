@@ -9,6 +9,7 @@ from mlxstream.v1 import generation_pb2
 from tests.service.durable.fake_store import FakeStore
 from tests.service.fake_engine import FakeEngine, FakeGeneration
 from tests.service.harness import Serving, text_request
+from tests.waiting import until
 
 WORDS = tuple(f"w{place} " for place in range(12))
 EVERYTHING = "".join(WORDS)
@@ -61,9 +62,7 @@ class Life:
         return self.serving.generation.Resume(request)
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - any condition of the test
-                await asyncio.sleep(0.01)
+        await until(condition)
 
 
 def engine_of(store: FakeStore, words: Words) -> FakeEngine:

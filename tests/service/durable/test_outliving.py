@@ -356,7 +356,7 @@ async def test_a_draining_server_gives_up_what_nobody_reads_and_takes_nobody_bac
     generation_id, _ = await left_after(life, 4)
     life.serving.live.drain()
     life.serving.durable.drain()
-    await asyncio.wait_for(life.serving.live.wait_idle(), 5)
+    await asyncio.wait_for(life.serving.live.wait_idle(), 60)
     await life.until(lambda: not store.held)
     _, error = await read_all(life.resume(generation_id))
     assert error is not None
@@ -429,7 +429,7 @@ async def test_a_draining_server_waits_for_no_row_whose_reader_has_left(
     await life.until(lambda: len(life.serving.engine.live) == 1)
     assert not draining.done()
     first.cancel()
-    answer = await asyncio.wait_for(draining, 5)
+    answer = await asyncio.wait_for(draining, 60)
     if answer is not None:
         assert (answer.finished_generations, answer.aborted_generations) == (0, 2)
     assert [one.abort_reason for one in life.generations] == [AbortReason.SHUTDOWN] * 2
@@ -473,6 +473,6 @@ async def test_a_server_that_ends_tells_the_only_reader_so_and_not_that_another_
         words.allow(3)
         await some(call, 3)
         serving.durable.close()
-        _, error = await asyncio.wait_for(read_all(call), 10)
+        _, error = await asyncio.wait_for(read_all(call), 60)
         assert error is not None
         assert error.code() is grpc.StatusCode.UNAVAILABLE

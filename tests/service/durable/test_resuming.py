@@ -133,13 +133,20 @@ async def test_whoever_resumes_takes_the_stream_from_a_connection_that_hangs(lif
     assert reason_of(error) == "TAKEN_OVER"
 
 
-async def test_every_call_that_is_taken_over_gets_its_status_be_a_message_under_way_or_not(life: Life) -> None:
+async def test_every_call_that_is_taken_over_gets_its_status_be_a_message_under_way_or_not(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generation_id, _ = await left_after(life, 6)
+    (generation,) = life.serving.durable.here
+    attached, attach = [], type(generation).attach
+    monkeypatch.setattr(
+        type(generation), "attach", lambda *given, **named: attached.append(1) or attach(*given, **named)
+    )
     calls = [life.resume(generation_id) for _ in range(30)]
     reading = asyncio.gather(*map(read_all, calls))
-    await asyncio.sleep(0.05)
+    await life.until(lambda: len(attached) == 30)
     life.words.allow()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         ended = await reading
     errors = [error for _, error in ended if error is not None]
     assert [(error.code(), reason_of(error)) for error in errors] == [(grpc.StatusCode.CANCELLED, "TAKEN_OVER")] * 29
