@@ -7,17 +7,21 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import Message
 from grpc._cython import cygrpc
+from grpc_channelz.v1 import channelz_pb2
 
 from engine.contracts.cancellation import AbortReason
 from mlxstream.v1 import generation_pb2_grpc
 from service.address import Address
+from service.channelz import CHANNELZ_SERVICE
 from service.offer import Offer
 from tests.service.fake_engine import FakeEngine, FakeGeneration, never_end
-from tests.service.harness import Serving, open_channel, serve, text_request
+from tests.service.harness import Serving, open_channel, reason_of, serve, text_request
 from tests.service.relay import Relay, relaying
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -100,6 +104,25 @@ async def test_channelz_tells_operators_of_connections_when_it_is_asked_for() ->
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await running.channel.unary_unary(path)(b"")
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_channelz_describes_what_it_lists_and_names_what_is_not_there() -> None:
+    async with serve(FakeEngine(), Offer(channelz=True)) as running:
+
+        async def ask(name: str, request: Message, answer: type[Message]) -> Any:
+            path = f"/{CHANNELZ_SERVICE.full_name}/{name}"
+            return answer.FromString(await running.channel.unary_unary(path)(request.SerializeToString()))
+
+        listed = await ask("GetServers", channelz_pb2.GetServersRequest(), channelz_pb2.GetServersResponse)
+        one = channelz_pb2.GetServerRequest(server_id=listed.server[0].ref.server_id)
+        described = await ask("GetServer", one, channelz_pb2.GetServerResponse)
+        assert described.server.ref == listed.server[0].ref
+        nobody = channelz_pb2.GetServerRequest(server_id=10**9)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await ask("GetServer", nobody, channelz_pb2.GetServerResponse)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert refused.value.details() == "no server named '1000000000'"
+        assert reason_of(refused.value) == "NOT_FOUND"
 
 
 async def test_who_connects_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
