@@ -9,9 +9,9 @@ import gc
 import os
 from typing import Final
 
-# Objects between two looks for garbage. With the default, 700, a tenth of the start goes into looking through what was
-# imported a moment ago.
-STARTING_OBJECTS: Final = 50_000
+# Objects between two looks for garbage. A look goes through what was imported a moment ago: with the default, 700, they
+# take a tenth of the start, with 50,000 still 30 to 40 ms of it. A start makes 200,000.
+STARTING_OBJECTS: Final = 500_000
 # While serving, calls that are left leave cycles behind, which hold messages and connections: soon looked for.
 SERVING_OBJECTS: Final = 2_000
 # As OpenBLAS counts: 2 to this power, in clock cycles, and its least.

@@ -187,5 +187,11 @@ class Arena:
     def _spawn(self, name: str, command: list[str], *, speaks: bool = False) -> Child:
         stem = "".join(character if character.isalnum() else "-" for character in name)
         log = self.workshop.logs / f"{stem}-{time.time_ns() // 10**6}.log"
-        variables = {"PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        variables = {
+            "PYTHONPATH": python_path(),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self.workshop.bytecode),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+        }
         return Child(command, log=log, environment=variables, folder=REPOSITORY, speaks=speaks)

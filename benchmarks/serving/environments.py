@@ -39,6 +39,11 @@ class Workshop:
         return self.folder / "state"
 
     @property
+    def bytecode(self) -> Path:
+        """Compiled modules of all contestants: where Python may write none, each start would compile ours anew."""
+        return self.folder / "bytecode"
+
+    @property
     def logs(self) -> Path:
         """Logs of the children."""
         return self.folder / "logs"
