@@ -7,7 +7,7 @@ import type { Finished, Started } from "./generated/mlxstream/v1/event_pb.js";
 import { type AbortResponse, GenerateRequestSchema, GenerationService } from "./generated/mlxstream/v1/generation_pb.js";
 import { type ModelInfo, ModelService } from "./generated/mlxstream/v1/model_pb.js";
 import type { GeneratedToken, GenerateStats } from "./generated/mlxstream/v1/result_pb.js";
-import { abortFields, type CallSettings, type GenerateSettings, type GenerationName, priorityMetadata, type Prompt, requestFields } from "./requests.js";
+import { type CallSettings, type GenerateSettings, type GenerationName, priorityMetadata, type Prompt, requestFields } from "./requests.js";
 import { type Method, READINESS_SERVICE, Servers, type Tls } from "./servers.js";
 import { type FinishReason, finishReasonOf, TextStream } from "./stream.js";
 
@@ -73,8 +73,13 @@ export class Client implements AsyncDisposable {
   }
 
   /** End a generation by one of its names. One that does not run (any more) is not an error. */
-  abort(name: GenerationName, settings: CallSettings = {}): Promise<AbortResponse> {
-    return this.call(GenerationService.method.abort, abortFields(name), settings);
+  async abort(name: GenerationName, settings: CallSettings = {}): Promise<AbortResponse> {
+    const bounds = this.#connection.begin(settings);
+    try {
+      return await this.#connection.abort(name, bounds);
+    } finally {
+      bounds.end();
+    }
   }
 
   /** What is known about a model; "" means the served one. */

@@ -4,7 +4,7 @@ import { create, type DescMessage, type MessageShape } from "@bufbuild/protobuf"
 import { setMaxListeners } from "node:events";
 import { setTimeout as sleep } from "node:timers/promises";
 import { clientClosed, errorOf, MlxStreamError, streamCut } from "./errors.js";
-import { AbortRequestSchema, GenerationService } from "./generated/mlxstream/v1/generation_pb.js";
+import { AbortRequestSchema, type AbortResponse, type GenerateResponse, GenerationService, type ResumeRequest } from "./generated/mlxstream/v1/generation_pb.js";
 import { ModelService } from "./generated/mlxstream/v1/model_pb.js";
 import { abortFields, type CallSettings, type GenerationName } from "./requests.js";
 import type { Method, Server, Servers } from "./servers.js";
@@ -30,8 +30,10 @@ export interface Bounds {
 /** @internal What a call may have beside its request and its bounds. */
 export interface CallParts {
   readonly metadata?: Readonly<Record<string, string>> | undefined;
-  /** Choose whom to ask. Default: whose turn it is. */
-  next?(): Promise<Server>;
+  /** Whom to ask. Default: whose turn it is. */
+  readonly server?: Server;
+  /** Tell who is asked. */
+  asked?(server: Server): void;
   /** How much has come before, for what errors tell; undefined before the first event. */
   generatedTokens?(): number | undefined;
 }
@@ -70,11 +72,12 @@ export class Connection {
     method: Method<Input, Output>,
     request: MessageShape<Input>,
     { timeoutSeconds, deadline, signal }: Omit<Bounds, "end">,
-    { metadata, next = () => this.next(deadline), generatedTokens }: CallParts = {},
+    { metadata, server: chosen, asked, generatedTokens }: CallParts = {},
   ): AsyncGenerator<MessageShape<Output>, void, undefined> {
     for (let failures = 0; ; failures += 1) {
       signal.throwIfAborted();
-      const server = await next();
+      const server = chosen ?? (await this.#servers.next(deadline));
+      asked?.(server);
       const call = server.call(method, request, { deadline, signal }, metadata);
       try {
         for await (const message of call) {
@@ -94,19 +97,57 @@ export class Connection {
     }
   }
 
-  /** Whose turn it is. */
-  next(deadline: number): Promise<Server> {
-    return this.#servers.next(deadline);
+  /**
+   * Go on with a generation. One server after the other is asked, this one first: whoever does not know it, or cannot be asked,
+   * is passed over. Whoever could not be asked may know it yet, so that it is not found only where all have said so.
+   */
+  async *resumed(
+    point: ResumeRequest,
+    bounds: Bounds,
+    parts: CallParts,
+    first: Server | undefined,
+  ): AsyncGenerator<GenerateResponse, void, undefined> {
+    let verdict: MlxStreamError | undefined;
+    for (const server of this.#servers.from(first)) {
+      let hasAnswered = false;
+      try {
+        for await (const message of this.messages(GenerationService.method.resume, point, bounds, { ...parts, server })) {
+          hasAnswered = true;
+          yield message;
+        }
+        return;
+      } catch (error) {
+        if (hasAnswered || !(error instanceof MlxStreamError) || !(error.kind === "not_found" || error.isTransient)) throw error;
+        if (!verdict || error.kind !== "not_found") verdict = error;
+      }
+    }
+    throw verdict;
   }
 
-  /** Tell a server, without waiting for it, that a durable generation was left: it would wait for somebody to come back. */
+  /** End a generation: ask one server after the other, this one first, until one knows it and tells its account. */
+  async abort(name: GenerationName, bounds: Omit<Bounds, "end">, first?: Server): Promise<AbortResponse> {
+    const request = create(AbortRequestSchema, abortFields(name));
+    let answer: AbortResponse | undefined;
+    let failure: unknown;
+    for (const server of this.#servers.from(first)) {
+      try {
+        answer = await only(this.messages(GenerationService.method.abort, request, bounds, { server }));
+        if (answer.stats) return answer;
+      } catch (error) {
+        bounds.signal.throwIfAborted();
+        failure = error;
+      }
+    }
+    if (!answer) throw failure;
+    return answer;
+  }
+
+  /** Tell the servers, without waiting and this one first, that a durable generation was left: it would wait for somebody. */
   sayFarewell(server: Server, name: GenerationName): void {
-    const { abort } = GenerationService.method;
     const deadline = Date.now() + FAREWELL_SECONDS * 1000;
     const bounds = { timeoutSeconds: FAREWELL_SECONDS, deadline, signal: new AbortController().signal };
     const key = "requestId" in name ? name.requestId : name.generationId;
-    const request = create(AbortRequestSchema, abortFields(name));
-    const farewell = only(this.messages(abort, request, bounds, { next: async () => server }))
+    const farewell = this.abort(name, bounds, server)
       .catch(() => {}) // then the server ends it by itself, later
       .finally(() => this.#farewells.delete(key));
     this.#farewells.set(key, farewell);

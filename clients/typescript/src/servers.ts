@@ -122,6 +122,11 @@ export class Servers {
     this.#servers = targets.map((target) => new Server(target, tls, metadata));
   }
 
+  /** Each of them, this one first: to be asked for what only one may know, a generation. */
+  from(first = this.#servers[0] as Server): readonly Server[] {
+    return [first, ...this.#servers.filter((server) => server !== first)];
+  }
+
   /** Whose turn it is. With several, waits until one is known to serve, or until none is; then any may refuse. */
   async next(deadline: number): Promise<Server> {
     const one = this.#servers[0];

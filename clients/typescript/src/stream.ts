@@ -4,7 +4,7 @@ import { create } from "@bufbuild/protobuf";
 import { backoff, type Bounds, type Connection, hasPaused } from "./connection.js";
 import { MlxStreamError, streamCut } from "./errors.js";
 import type { Finished, Started, TokenChunk } from "./generated/mlxstream/v1/event_pb.js";
-import { type GenerateRequest, type GenerateResponse, GenerationService, type ResumeRequest } from "./generated/mlxstream/v1/generation_pb.js";
+import { type GenerateRequest, type GenerateResponse, GenerationService, type ResumeRequest, ResumeRequestSchema } from "./generated/mlxstream/v1/generation_pb.js";
 import { FinishReason as Reason, type GenerateStats } from "./generated/mlxstream/v1/result_pb.js";
 import { type CallSettings, type GenerateSettings, priorityMetadata } from "./requests.js";
 import type { Server } from "./servers.js";
@@ -146,21 +146,16 @@ export class TextStream implements AsyncIterable<string>, Disposable {
   /** Begin the generation, or go on where the last call got to. */
   async #call(bounds: Bounds): Promise<AsyncIterable<GenerateResponse>> {
     if (this.#sequence === this.#first.afterSequence) this.#place = 0;
-    const { generate, resume } = GenerationService.method;
+    const { generate } = GenerationService.method;
     const parts = {
       metadata: priorityMetadata(this.#settings),
-      next: async () => (this.#server = await this.#whom(bounds)),
+      asked: (server: Server) => void (this.#server = server),
       generatedTokens: () => this.#started && this.#generatedTokens,
     };
     if (this.#request && !this.#started) return this.#connection.messages(generate, this.#request, bounds, parts);
     const point = { generationId: this.#generationId, afterSequence: this.#sequence };
     await this.#connection.farewellTo(point.generationId);
-    return this.#connection.messages(resume, create(resume.input, point), bounds, parts);
-  }
-
-  /** The server that has it, once it has begun; else any. */
-  async #whom({ deadline }: Bounds): Promise<Server> {
-    return (this.#started && this.#server) ?? this.#connection.next(deadline);
+    return this.#connection.resumed(create(ResumeRequestSchema, point), bounds, parts, this.#server);
   }
 
   /** What the caller has not had of `response`; undefined if that is nothing. */

@@ -237,6 +237,38 @@ left = asyncio.run(main())
 """
 
 
+FORK = """
+import os, sys
+import mlxstream
+client = mlxstream.Client(sys.argv[1])
+print(client.generate("hi").text, flush=True)
+if child := os.fork():
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, client.generate("hi").text, flush=True)
+else:
+    try:
+        client.generate("hi")
+    except RuntimeError as error:
+        print(error, flush=True)
+    client.close()
+    os._exit(3)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is not forked under gRPC")
+def test_a_forked_process_is_told_that_the_client_is_of_no_use_there(server: ThreadedServer) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FORK, server.scripted.target],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    complaint = "a client does not survive a fork, and neither does gRPC: spawn processes instead"
+    assert ended.stdout.splitlines() == ["Hello, world", complaint, "3 Hello, world"]
+
+
 def test_a_program_that_leaves_everything_open_ends_in_silence(server: ThreadedServer) -> None:
     server.scripted.generations.behaviour = endless
     ended = subprocess.run(

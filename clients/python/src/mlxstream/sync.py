@@ -54,13 +54,16 @@ class BackgroundLoop:
             raise
 
     def close(self) -> None:
-        """End the loop and its thread; more than once is harmless."""
-        with self._lock:
-            self._finalizer()
+        """End the loop and its thread; more than once is harmless, and so it is in a process that was forked."""
+        if self._thread.is_alive():
+            with self._lock:
+                self._finalizer()
 
     def _submit(self, work: Coroutine[Any, Any, Result]) -> concurrent.futures.Future[Result]:
         if threading.current_thread() is self._thread:
             raise RuntimeError("the client would wait for itself")
+        if self._finalizer.alive and not self._thread.is_alive():
+            raise RuntimeError("a client does not survive a fork, and neither does gRPC: spawn processes instead")
         with self._lock:  # what is submitted before the end is ended with the rest; afterwards nothing is
             if not self._finalizer.alive:
                 raise client_was_closed()
@@ -82,7 +85,7 @@ def _run_loop(
 
 
 def _end_loop(loop: asyncio.AbstractEventLoop, closing: asyncio.Event, thread: threading.Thread) -> None:
-    if loop.is_closed():
+    if not thread.is_alive():
         return
     loop.call_soon_threadsafe(closing.set)
     if threading.current_thread() is not thread:

@@ -3,6 +3,7 @@ package io.mlxstream;
 import io.grpc.Attributes;
 import io.grpc.ChannelCredentials;
 import io.grpc.Context;
+import io.grpc.Deadline;
 import io.grpc.EquivalentAddressGroup;
 import io.grpc.Grpc;
 import io.grpc.InsecureChannelCredentials;
@@ -21,6 +22,7 @@ import io.grpc.netty.shaded.io.netty.channel.socket.nio.NioDomainSocketChannel;
 import io.grpc.netty.shaded.io.netty.util.concurrent.DefaultThreadFactory;
 import io.grpc.stub.MetadataUtils;
 import io.mlxstream.v1.AbortRequest;
+import io.mlxstream.v1.AbortResponse;
 import io.mlxstream.v1.GenerationServiceGrpc;
 import io.mlxstream.v1.ModelServiceGrpc;
 import java.net.InetSocketAddress;
@@ -29,6 +31,7 @@ import java.net.UnixDomainSocketAddress;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -64,11 +67,14 @@ final class Connection implements AutoCloseable {
           "loadBalancingConfig", List.of(Map.of("round_robin", Map.of())),
           "healthCheckConfig", Map.of("serviceName", GenerationServiceGrpc.SERVICE_NAME));
 
+  /** To the server, or to several by turns. */
   final ManagedChannel channel;
   final String target;
   /** Streams that are being read. */
   final Set<EventReader> readers = ConcurrentHashMap.newKeySet();
 
+  // To each server by itself, for what only one of them may know: a generation.
+  private final List<ManagedChannel> apart;
   private final Map<AbortRequest, Future<?>> farewells = new ConcurrentHashMap<>();
   private final EventLoopGroup group;
   private volatile boolean isClosed;
@@ -81,14 +87,34 @@ final class Connection implements AutoCloseable {
     var thread = new DefaultThreadFactory("mlx-stream-socket", true);
     group = isSocket ? new MultiThreadIoEventLoopGroup(1, thread, NioIoHandler.newFactory()) : null;
     ManagedChannelBuilder<?> builder = isSocket ? socket(targets.get(0), credentials) : network(targets, credentials);
+    channel = built(builder, targets.size() == 1 ? ONE_SERVER : SEVERAL_SERVERS, tls, metadata);
+    apart =
+        targets.size() == 1
+            ? List.of(channel)
+            : targets.stream()
+                .map(one -> built(Grpc.newChannelBuilder(one, credentials), ONE_SERVER, tls, metadata))
+                .toList();
+  }
+
+  private static ManagedChannel built(
+      ManagedChannelBuilder<?> builder, Map<String, ?> serviceConfig, Tls tls, Metadata metadata) {
     if (tls != null && tls.serverName() != null) {
       builder.overrideAuthority(tls.serverName());
     }
-    channel =
-        configured(builder)
-            .defaultServiceConfig(targets.size() == 1 ? ONE_SERVER : SEVERAL_SERVERS)
-            .intercept(MetadataUtils.newAttachHeadersInterceptor(metadata))
-            .build();
+    return configured(builder)
+        .defaultServiceConfig(serviceConfig)
+        .intercept(MetadataUtils.newAttachHeadersInterceptor(metadata))
+        .build();
+  }
+
+  /** How many servers can be told apart. */
+  int servers() {
+    return apart.size();
+  }
+
+  /** The channel to one of the servers by itself. */
+  ManagedChannel apart(int server) {
+    return apart.get(server % apart.size());
   }
 
   /** Ends everything that still runs, and closes the channel once the servers know, within two seconds. */
@@ -98,6 +124,7 @@ final class Connection implements AutoCloseable {
     readers.forEach(EventReader::close);
     farewells.values().forEach(Connection::await);
     channel.shutdownNow();
+    apart.forEach(ManagedChannel::shutdownNow);
     if (group != null) {
       group.shutdownGracefully(0, 1, TimeUnit.SECONDS);
     }
@@ -116,14 +143,36 @@ final class Connection implements AutoCloseable {
     }
   }
 
-  /** Tells the server, without waiting, that a durable generation was left. */
-  void sayFarewell(AbortRequest generation) {
-    var stub = GenerationServiceGrpc.newFutureStub(channel).withDeadlineAfter(FAREWELL_SECONDS, TimeUnit.SECONDS);
-    Context.ROOT.run(() -> { // that of the call has been cancelled
-      var farewell = stub.abort(generation);
-      farewells.put(generation, farewell);
-      farewell.addListener(() -> farewells.remove(generation, farewell), Runnable::run);
-    });
+  /** Tells the servers, without waiting and this one first, that a durable generation was left. */
+  void sayFarewell(AbortRequest generation, int first) {
+    var told = new CompletableFuture<Void>();
+    farewells.put(generation, told);
+    told.thenRun(() -> farewells.remove(generation, told));
+    Deadline deadline = Deadline.after(FAREWELL_SECONDS, TimeUnit.SECONDS);
+    Context.ROOT.run(() -> tell(generation, first, servers(), deadline, told)); // that of the call has been cancelled
+  }
+
+  /** Asks one server after the other, until one knows the generation or so many have been asked. */
+  private void tell(
+      AbortRequest generation, int server, int count, Deadline deadline, CompletableFuture<Void> told) {
+    var asked = GenerationServiceGrpc.newFutureStub(apart(server)).withDeadline(deadline).abort(generation);
+    Runnable onward =
+        () -> {
+          if (count == 1 || knows(asked)) {
+            told.complete(null);
+          } else {
+            tell(generation, server + 1, count - 1, deadline, told);
+          }
+        };
+    asked.addListener(onward, Runnable::run);
+  }
+
+  private static boolean knows(Future<AbortResponse> asked) {
+    try {
+      return asked.get().hasStats();
+    } catch (ExecutionException | InterruptedException failed) {
+      return false; // it ends the generation by itself, later
+    }
   }
 
   /** Waits for the farewell to a generation, if one is being said. */

@@ -9,6 +9,7 @@ import io.mlxstream.v1.Finished;
 import io.mlxstream.v1.GenerateRequest;
 import io.mlxstream.v1.GenerateResponse;
 import io.mlxstream.v1.GeneratedToken;
+import io.mlxstream.v1.GenerationServiceGrpc;
 import io.mlxstream.v1.GenerationServiceGrpc.GenerationServiceBlockingStub;
 import io.mlxstream.v1.ResumeRequest;
 import io.mlxstream.v1.Started;
@@ -49,6 +50,11 @@ final class EventReader {
   private Iterator<GenerateResponse> responses;
   private Deadline deadline;
   private int failures;
+  // Who is asked to go on, whether that one has not answered yet, how many in a row have refused, and why.
+  private volatile int server;
+  private boolean isAsking;
+  private int refusals;
+  private MlxStreamException verdict;
   // How much text has come since the first point, and how far into it the calls have got: one may say it again.
   private int textLength;
   private int place;
@@ -133,7 +139,7 @@ final class EventReader {
   /** A durable generation would wait for somebody to come back. */
   private void sayFarewell() {
     if (isDurable) {
-      connection.sayFarewell(name());
+      connection.sayFarewell(name(), server);
     }
   }
 
@@ -193,8 +199,11 @@ final class EventReader {
     connection.awaitFarewell(generationId); // it would end what is resumed
     Context before = context.attach();
     try {
-      GenerationServiceBlockingStub bounded = generations.withDeadline(deadline);
-      responses = generationId.isEmpty() ? bounded.generate(request) : bounded.resume(point());
+      isAsking = !generationId.isEmpty();
+      responses =
+          isAsking
+              ? GenerationServiceGrpc.newBlockingStub(connection.apart(server)).withDeadline(deadline).resume(point())
+              : generations.withDeadline(deadline).generate(request);
     } finally {
       context.detach(before);
     }
@@ -218,6 +227,9 @@ final class EventReader {
   /** What the caller has not had of {@code response}; null if that is nothing. */
   private GenerateResponse news(GenerateResponse response) {
     failures = 0;
+    isAsking = false;
+    refusals = 0;
+    verdict = null;
     sequence = response.getSequence();
     return switch (response.getEventCase()) {
       case STARTED -> started == null ? response : null;
@@ -266,11 +278,16 @@ final class EventReader {
   }
 
   /** Waits until the next call is due, and gives null; where none is, the last event that there is, or it throws. */
-  private GenerateResponse recover(MlxStreamException error, Status.Code code) {
+  private GenerateResponse recover(MlxStreamException told, Status.Code code) {
     if (code == Status.Code.CANCELLED && (Context.current().isCancelled() || Thread.currentThread().isInterrupted())) {
       leave(MlxStreamException.cancelledHere());
     }
     if (hasLeft()) {
+      return null;
+    }
+    MlxStreamException error = verdictOn(told);
+    if (error == null) {
+      responses = null;
       return null;
     }
     long pauseMillis = Math.max(error.retryAfter().map(Duration::toMillis).orElse(0L), backoffMillis(failures++));
@@ -290,6 +307,28 @@ final class EventReader {
     held = null;
     pause(pauseMillis);
     return null;
+  }
+
+  /**
+   * What an error comes to. Where a server does not know the generation, or cannot be asked, the next one is: then null.
+   * Whoever could not be asked may know it yet, so that it is not found only where all have said so.
+   */
+  private MlxStreamException verdictOn(MlxStreamException error) {
+    boolean isNotFound = error.kind() == MlxStreamException.Kind.NOT_FOUND;
+    if (!isAsking || !(isNotFound || error.isTransient())) {
+      return error;
+    }
+    if (verdict == null || !isNotFound) {
+      verdict = error;
+    }
+    server = (server + 1) % connection.servers();
+    if (++refusals < connection.servers()) {
+      return null;
+    }
+    MlxStreamException said = verdict;
+    refusals = 0;
+    verdict = null;
+    return said;
   }
 
   private boolean mayGoOn(MlxStreamException error) {

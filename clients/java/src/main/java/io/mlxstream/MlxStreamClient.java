@@ -204,8 +204,27 @@ public final class MlxStreamClient implements AutoCloseable {
     connection.close();
   }
 
+  /** Asks one server after the other, until one knows the generation: that one tells its account. */
   private AbortResponse abort(AbortRequest.Builder request) {
-    return call(() -> generations().withDeadline(deadline()).abort(request.build()));
+    Deadline deadline = deadline();
+    AbortResponse answer = null;
+    MlxStreamException failure = null;
+    for (int server = 0; server < connection.servers(); server++) {
+      var stub = GenerationServiceGrpc.newBlockingStub(connection.apart(server)).withDeadline(deadline);
+      try {
+        AbortResponse told = call(() -> stub.abort(request.build()));
+        if (told.hasStats()) {
+          return told;
+        }
+        answer = told;
+      } catch (MlxStreamException error) {
+        failure = error;
+      }
+    }
+    if (answer == null) {
+      throw failure;
+    }
+    return answer;
   }
 
   private TextStream reading(GenerateRequest request, ResumeRequest first) {
