@@ -34,6 +34,11 @@ def let_blas_threads_sleep() -> None:
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", BLAS_SPIN)
 
 
+def look_for_no_plugins() -> None:
+    """Let pydantic read settings without asking each installed package for plugins, which means to read its files."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
 def collect_seldom() -> None:
     """Look for garbage seldom while the server starts, which makes little of it that is not freed at once."""
     gc.set_threshold(STARTING_OBJECTS)

@@ -68,14 +68,15 @@ class Unpacker:
         return matrix
 
     def settle(self, before_each: Callable[[], None]) -> None:
-        """Wait until every matrix is filled; `before_each` job may raise to end the load.
+        """Wait until every matrix is filled; `before_each` job that is waited for may raise to end the load.
 
         Raises:
             ArtifactError: a file could not be read, or holds numbers beyond its format.
         """
         while self._jobs:
-            before_each()
             job, nbytes = self._jobs.popleft()
+            if not job.done():
+                before_each()  # a turn of others may take longer than many jobs
             job.result()
             self.waiting_bytes -= nbytes
 

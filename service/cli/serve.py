@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from service.cli.server_flags import given, server_flags
-from service.libraries import collect_seldom, let_blas_threads_sleep, silence_grpc_core
+from service.libraries import collect_seldom, let_blas_threads_sleep, look_for_no_plugins, silence_grpc_core
 from service.signals import leave_on_signals
 
 
@@ -23,6 +23,7 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     leave_on_signals()
     silence_grpc_core()
     let_blas_threads_sleep()
+    look_for_no_plugins()
     collect_seldom()
     from service.process import run_process  # takes a second or two
 

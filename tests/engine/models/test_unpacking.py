@@ -27,19 +27,11 @@ def kernel(tmp_path_factory):
     return made
 
 
-def reader_of(path, kernel, *, pretranspose=False, **changes):
+def reader_of(path, kernel, *, pretranspose=False, dequantize=True, **hooks):
     layout = LayoutPolicy(
-        **(
-            {
-                "compute_dtype": "float32",
-                "dequantize": True,
-                "pretranspose_linear": pretranspose,
-                "prefill_step_tokens": 32,
-            }
-            | changes
-        )
+        compute_dtype="float32", dequantize=dequantize, pretranspose_linear=pretranspose, prefill_step_tokens=32
     )
-    return WeightReader(WeightStore(open_artifact(path)), layout, unpack_kernel=kernel)
+    return WeightReader(WeightStore(open_artifact(path)), layout, unpack_kernel=kernel, **hooks)
 
 
 def read_all(reader):
@@ -69,15 +61,17 @@ def test_filled_matrices_have_the_bits_of_those_that_were_read_apart(tmp_path, k
         assert one.tobytes() == other.tobytes()
 
 
-class CountingKernel:
-    """Counts what is filled, by its form."""
+class HeldKernel:
+    """Counts what is filled, by its form; fills nothing before `gate` is set."""
 
     def __init__(self, kernel):
         self._kernel = kernel
         self.handles = kernel.handles
         self.filled = Counter()
+        self.gate = threading.Event()
 
     def fill(self, form, *arguments):
+        assert self.gate.wait(60)
         self.filled[form] += 1
         return self._kernel.fill(form, *arguments)
 
@@ -87,7 +81,8 @@ def test_matrices_of_a_folder_are_filled_as_those_of_a_gguf_file_are(tmp_path, k
     folder = write_folder(tmp_path / "tiny")
     tensors = {name: mx.array(value).astype(getattr(mx, dtype)) for name, value in llama_tensors().items()}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors)
-    counting = CountingKernel(kernel)
+    counting = HeldKernel(kernel)
+    counting.gate.set()
     filled = read_all(reader_of(folder, counting))
     assert counting.filled == {{"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]: 1 + 2 * 7}
     for one, other in zip(filled, read_all(reader_of(folder, None)), strict=True):
@@ -126,26 +121,27 @@ def test_a_file_that_shrinks_meanwhile_is_refused_and_leaves_no_thread(tmp_path,
     reader.close()
 
 
-def test_others_get_the_interpreter_once_when_compiled_code_is_left_to_run(tmp_path, kernel):
-    events = []
-    reader = WeightReader(
-        WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"))),
-        LayoutPolicy(compute_dtype="float32", dequantize=True, pretranspose_linear=False, prefill_step_tokens=32),
-        before_each=lambda: events.append(reader.read_bytes),
+def test_others_get_the_interpreter_once_when_all_is_laid_out_and_their_turn_while_it_is_filled(tmp_path, kernel):
+    events, held = [], HeldKernel(kernel)
+
+    def others_turn():
+        events.append(reader.read_bytes)
+        if "free" in events:
+            held.gate.set()
+
+    reader = reader_of(
+        write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"),
+        held,
+        before_each=others_turn,
         before_waiting=lambda: events.append("free"),
-        unpack_kernel=kernel,
     )
     laid_out = reader.embedding("model.embed_tokens"), reader.linear(*ATTENTION)
-    assert "free" not in events  # all is laid out, and may be read already
     assert reader.read_bytes == 0
     with pytest.raises(UnsupportedArtifactError, match="no use for"):
         reader.finish()
-    before, after = events[: events.index("free")], events[events.index("free") + 1 :]
-    assert before == [0, 0]
-    assert len(after) == 4  # a job for each matrix, of which each is known to be filled before the next
-    assert after == sorted(after)
-    assert "free" not in after
-    assert reader.read_bytes > max(after)
+    assert events[:4] == [0, 0, "free", 0]
+    assert held.filled == {"Q4_1": 4}
+    assert reader.read_bytes == 40 * (48 + 64 + 32 + 32)
     assert all(np.isfinite(np.array(one.arrays()[0])).all() for one in laid_out)
 
 
@@ -155,15 +151,15 @@ def test_a_load_ends_while_values_are_waited_for(tmp_path, kernel):
 
     def leave():
         if waiting:
+            held.gate.set()
             raise UnwantedError
 
-    waiting = []
-    reader = WeightReader(
-        WeightStore(open_artifact(write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"))),
-        LayoutPolicy(compute_dtype="float32", dequantize=True, pretranspose_linear=False, prefill_step_tokens=32),
+    waiting, held = [], HeldKernel(kernel)
+    reader = reader_of(
+        write_gguf(tmp_path / "tiny.gguf", kind="Q4_1"),
+        held,
         before_each=leave,
         before_waiting=lambda: waiting.append(True),
-        unpack_kernel=kernel,
     )
     reader.linear(*ATTENTION)
     with pytest.raises(UnwantedError):
