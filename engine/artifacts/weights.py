@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from engine.artifacts import gguf_blocks
+from engine.artifacts import gguf_blocks, safetensors
 from engine.artifacts.consistency import drop_rules, listed, logical_shape, scheme_of
 from engine.artifacts.model_files import require_regular
 from engine.artifacts.tensors import DenseTensor, QuantizedTensor, StoredTensor
@@ -42,6 +42,7 @@ class WeightStore:
         self._left = dict(artifact.tensors)
         self._taken_bytes = 0
         self._files: dict[Path, dict[str, mx.array]] = {}
+        self._unchanged: set[Path] = set()
 
     @property
     def name(self) -> str:
@@ -118,9 +119,12 @@ class WeightStore:
 
         Raises:
             MissingArtifactError: it is not stored.
+            CorruptArtifactError: its file has changed.
             GraphContractError: it was taken before.
         """
         self._require_left(name)
+        if self._artifact.kind == "huggingface":
+            self._require_unchanged(self._left[name].file)
         return self._pop(name)
 
     def audit(self, extra_drops: Iterable[str] = ()) -> None:
@@ -150,6 +154,16 @@ class WeightStore:
         self.require([name])
         if name not in self._left:
             raise GraphContractError(f"the graph takes {name!r} twice")
+
+    def _require_unchanged(self, file: Path) -> None:
+        """Refuse a file that has taken the place of the validated one: its bytes would be read by old headers."""
+        if file in self._unchanged:
+            return
+        now = safetensors.read_header(file)
+        for header in self._artifact.tensors.values():
+            if header.file == file and now.get(header.name) != header:
+                raise CorruptArtifactError(file.name, f"{header.name} has changed since its header was validated")
+        self._unchanged.add(file)
 
     def _pop(self, name: str) -> TensorHeader:
         header = self._left.pop(name)

@@ -89,6 +89,26 @@ def test_matrices_of_a_folder_are_filled_as_those_of_a_gguf_file_are(tmp_path, k
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.parametrize("change", ["another dtype", "another size", "another shape", "a tensor less"])
+def test_a_file_that_another_has_replaced_is_refused(tmp_path, kernel, change):
+    folder = write_folder(tmp_path / "tiny")
+    reader, tensors = reader_of(folder, kernel), llama_tensors()
+    table = tensors["model.embed_tokens.weight"]
+    match change:
+        case "another dtype":
+            tensors["model.embed_tokens.weight"] = table.view(np.int32)
+        case "another size":
+            tensors["model.embed_tokens.weight"] = np.concatenate([table, table])
+        case "another shape":
+            tensors["model.embed_tokens.weight"] = table.T.copy()
+        case _:
+            del tensors["model.embed_tokens.weight"]
+    write_folder(folder, tensors)
+    with pytest.raises(CorruptArtifactError, match="has changed since its header was validated"):
+        reader.linear(*ATTENTION)
+    reader.close()
+
+
 def test_a_matrix_of_many_jobs_is_whole(tmp_path, kernel, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", kind="Q4_1")
     whole = read_all(reader_of(path, kernel))
