@@ -2,7 +2,8 @@
 
 Rates: the server does not think, and sends each token as a message of its own as fast as it can, so at 64 streams the
 rate is that of server and client together on one machine. What is added to the first text (the client's time from call
-to text, less the server's own time from arrival to token) is measured on streams that are paced, a token every 10 ms.
+to text, less the server's own time from arrival to token) is measured on streams that are paced, a token every 50 ms,
+so that there is a queue at neither end. Programs are built as releases are (that of Rust by cargo's `--release`).
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import asyncio
 import json
 import os
 import platform
+import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clients.report import plot, table
 from clients.conformance.runner.programs import Program
 from clients.conformance.runner.servers import Server
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).parent / "results" / "clients.json"
+RESULTS = Path(__file__).parent / "results"
 ANSWER_SECONDS = 300.0
 LOADS = {1: 12, 64: 128}
 """Streams side by side, and in all."""
@@ -35,12 +39,26 @@ def main() -> int:
     arguments = parser.parse_args()
     listed = [entry["language"] for entry in json.loads((ROOT / "clients/conformance/clients.json").read_text())]
     languages = arguments.languages or [name for name in listed if program_of(name).exists()]
+    build(languages)
     machine = {"system": platform.system(), "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1)}
     measured = asyncio.run(measure(languages, arguments.rounds))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine, "clients": measured}, indent=1) + "\n")
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "clients.json").write_text(json.dumps({"machine": machine, "clients": measured}, indent=1) + "\n")
+    (RESULTS / "clients.md").write_text(table(measured))
+    (RESULTS / "clients.svg").write_text(plot(measured))
     sys.stdout.write(table(measured))
     return 0
+
+
+def build(languages: list[str]) -> None:
+    """Build what is to be measured; Rust's programs anew, since those of the tests are not optimised."""
+    for language in languages:
+        subprocess.run(["sh", f"clients/{language}/conformance/build.sh"], cwd=ROOT, check=True)
+    if "rust" in languages:
+        os.environ["RUST_BUILD"] = "release"  # for its run.sh
+        cargo = ["cargo", "build", "--quiet", "--locked", "--release", "--example", "conformance"]
+        manifest = ["--manifest-path", "clients/rust/Cargo.toml", "--target-dir", "build/rust"]
+        subprocess.run([*cargo, *manifest], cwd=ROOT, check=True)
 
 
 def program_of(language: str) -> Path:
@@ -51,7 +69,7 @@ async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
     """Rounds go through all languages in turn, so that a slow minute of the machine meets them all."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        script = ROOT / "clients/conformance/script.json"
+        script = Path(__file__).parent / "script.json"
         flags = ["--engine", f"script:{script}", "--max-rows", "128"]
         server = Server(root=ROOT, folder=folder, flags=flags)
         await server.start()
@@ -65,7 +83,7 @@ async def measure(languages: list[str], rounds: int) -> dict[str, Any]:
                 for streams, count in LOADS.items():
                     for language in languages:
                         fast = await burst(programs[language], server, "fast", streams=streams, count=count)
-                        paced = await burst(programs[language], server, "brief", streams=streams, count=2 * count)
+                        paced = await burst(programs[language], server, "paced", streams=streams, count=2 * count)
                         taken[language][streams].append((fast, paced))
         finally:
             for program in programs.values():
@@ -97,32 +115,10 @@ async def burst(program: Program, server: Server, scenario: str, *, streams: int
 
 def summary(answers: list[tuple[dict[str, Any], dict[str, Any]]]) -> dict[str, float]:
     return {
-        "messages_per_second": round(median([fast["messages"] / fast["seconds"] for fast, _ in answers])),
-        "added_ms_p50": round(median([paced["added_ms"]["p50"] for _, paced in answers]), 2),
-        "added_ms_p99": round(median([paced["added_ms"]["p99"] for _, paced in answers]), 2),
+        "messages_per_second": round(statistics.median([fast["messages"] / fast["seconds"] for fast, _ in answers])),
+        "added_ms_p50": round(statistics.median([paced["added_ms"]["p50"] for _, paced in answers]), 2),
+        "added_ms_p99": round(statistics.median([paced["added_ms"]["p99"] for _, paced in answers]), 2),
     }
-
-
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def table(measured: dict[str, Any]) -> str:
-    lines = [
-        "| client | messages/s, 1 stream | added, p50 / p99 ms | messages/s, 64 streams | added, p50 / p99 ms |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    for language, by_load in measured.items():
-        cells = [
-            cell
-            for load in map(str, LOADS)
-            for cell in (
-                f"{by_load[load]['messages_per_second']:,}",
-                f"{by_load[load]['added_ms_p50']} / {by_load[load]['added_ms_p99']}",
-            )
-        ]
-        lines.append(f"| {language} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
 #!/bin/sh
 # Run the conformance program; from the repository's root.
-exec build/rust/debug/examples/conformance
+exec "build/rust/${RUST_BUILD:-debug}/examples/conformance"

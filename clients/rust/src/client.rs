@@ -93,8 +93,8 @@ impl Connect {
     }
 }
 
-/// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last. A
-/// program that has read durable streams calls [`Client::close`] before it ends.
+/// Talks to one server, or to several in turn. Cheap to clone: clones share the connection, which ends with the last, and
+/// belongs to the runtime of the first call. A program that has read durable streams calls [`Client::close`] before it ends.
 #[derive(Clone, Debug)]
 pub struct Client {
     servers: Arc<Servers>,
