@@ -93,7 +93,7 @@ export class TextStream implements AsyncIterable<string>, Disposable {
         }
       }
     } catch (error) {
-      if (error !== QUIETLY) throw error;
+      if (error !== QUIETLY && !this.#finished) throw error;
     } finally {
       bounds.end();
       this.cancel();
