@@ -127,7 +127,7 @@ class Run:
                     verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
                     self._answers[language][case["name"]] = play.answers
                     if play.failures:
-                        _say(f"{language}: {case['name']} failed{' again' if again else ''}: {play.failures[0]}")
+                        _say(f"{language}: {case['name']} failed{' again' if again else ''}: {'; '.join(play.failures)}")
                     if program.has_ended:
                         program = await _program(language)
             try:

@@ -208,7 +208,7 @@ final class Connection implements AutoCloseable {
     }
     NameResolverRegistry registry = new NameResolverRegistry();
     registry.register(new ListedServers(addresses));
-    return Grpc.newChannelBuilder("listed:///servers", credentials, registry);
+    return Grpc.newChannelBuilder("listed:///servers", credentials, registry).intercept(new OutOfContext());
   }
 
   private static ManagedChannelBuilder<?> configured(ManagedChannelBuilder<?> builder) {
