@@ -127,7 +127,8 @@ class Run:
                     verdicts[case["name"]] = Verdict("failed" if play.failures else "passed", play.failures)
                     self._answers[language][case["name"]] = play.answers
                     if play.failures:
-                        _say(f"{language}: {case['name']} failed{' again' if again else ''}: {'; '.join(play.failures)}")
+                        again_told, told = " again" if again else "", "; ".join(play.failures)
+                        _say(f"{language}: {case['name']} failed{again_told}: {told}")
                     if program.has_ended:
                         program = await _program(language)
             try:
