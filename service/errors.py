@@ -10,7 +10,7 @@ import logging
 import uuid
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -23,6 +23,7 @@ from service.paths import in_schema_terms
 from service.refusals import (
     InternalError,
     MalformedMessageError,
+    MessageLateError,
     MessageTooLargeError,
     PermissionDeniedError,
     TakenOverError,
@@ -83,6 +84,7 @@ RULES: Final[Mapping[type[contract.EngineError], Rule]] = MappingProxyType(
         contract.InsufficientMemoryError: Rule(
             status=_CODE.RESOURCE_EXHAUSTED, metadata=("needed_bytes", "budget_bytes")
         ),
+        MessageLateError: Rule(status=_CODE.RESOURCE_EXHAUSTED, metadata=("resource", "limit", "used"), retryable=True),
         MessageTooLargeError: Rule(status=_CODE.RESOURCE_EXHAUSTED, metadata=("message_bytes", "limit_bytes")),
         contract.UnavailableError: Rule(status=_CODE.UNAVAILABLE, metadata=("state",), retryable=True),
         UnauthenticatedError: Rule(status=_CODE.UNAUTHENTICATED),
@@ -171,8 +173,11 @@ def encode_status(error: contract.EngineError) -> status_pb2.Status:
     return status
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.EngineError) -> NoReturn:
-    """End the call with the status of `error`, which must be presentable.
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.EngineError) -> None:
+    """End the call with the status of `error`, which must be presentable. Its handler then returns None.
+
+    gRPC keeps its own error with the call, and raises it again once the handler has returned. With a traceback that
+    error would hold the handler's frame, and so the request, until somebody looks for circles.
 
     Raises:
         CancelledError: the connection is gone, and nobody is left to be told.
@@ -185,9 +190,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: contract.Eng
         trailers.append((PUSHBACK_KEY, NO_USE_TO_RETRY))
     try:
         await context.abort(status_of(error), status.message, tuple(trailers))
+    except grpc.aio.AbortError as ended:
+        ended.__traceback__ = ended.__context__ = None
     except grpc.aio.InternalError:  # gRPC would log it as an error of ours
         raise asyncio.CancelledError from None
-    raise RuntimeError("the call went on after its abort")
 
 
 def _metadata(error: contract.EngineError) -> dict[str, str]:
@@ -216,7 +222,7 @@ def _duration(seconds: float) -> Duration:
 
 def _cut(text: str, limit_bytes: int) -> str:
     """`text`, cut to `limit_bytes` of UTF-8 between characters."""
-    encoded = text.encode("utf-8", "replace")
+    encoded = text[: limit_bytes + 1].encode("utf-8", "replace")  # no character has less than one byte
     if len(encoded) <= limit_bytes:
         return encoded.decode("utf-8")
     return encoded[: limit_bytes - 3].decode("utf-8", "ignore") + "…"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engine.contracts.errors import EngineError
+from service.arrival import OF_CALLERS, OF_PROBES, Arrival
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +32,16 @@ def _nobody_counts(_method: str, _error: EngineError) -> None:
 class Gate:
     """Lets in who has `permission`; None opens the service to everybody, as probes need it.
 
-    `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. `refused` is told of
-    each call that never reaches its handler: "package.Service/Method", and why.
+    `streams` counts who is inside, but for calls of the methods `uncounted`; None counts nobody. `arrival` bounds a
+    message where callers are known and counted. `refused` is told of each call that never reaches its handler:
+    "package.Service/Method", and why.
     """
 
     access: Access
     permission: Permission | None
     streams: Streams | None = None
     uncounted: frozenset[str] = frozenset()
+    arrival: Arrival = OF_CALLERS
     refused: Callable[[str, EngineError], None] = _nobody_counts
 
     def require(self, call: grpc.HandlerCallDetails, service: str) -> None:
@@ -60,7 +63,11 @@ class Gate:
             raise
 
     def inside(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> AbstractContextManager[None]:
-        """Around one call of `method`; entering it is refused when there are too many by now."""
+        """Around one call of `method`, from its headers on; entering it is refused when there are too many by now."""
         if self.streams is None or method in self.uncounted:
             return contextlib.nullcontext()
         return self.streams.counted(self.access.caller_of(context))
+
+    def arrival_of(self, method: str) -> Arrival:
+        """Bounds on the messages of a call of `method`."""
+        return OF_PROBES if self.permission is None or method in self.uncounted else self.arrival

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from service.callers import Caller
 
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+MAX_MESSAGE_SECONDS: Final = 30.0
 MAX_METADATA_BYTES: Final = 16 * 1024
 MAX_STREAMS: Final = 1024
 MAX_CONSTRAINT_BYTES: Final = 64 * 1024
@@ -27,11 +28,13 @@ TEXT_CONSTRAINTS: Final = ("json_schema", "regex", "grammar")
 class RequestLimits:
     """What a server takes. None is no bound of its own.
 
+    `max_message_seconds` is for a message to arrive, from the headers of its call or from the message before.
     `max_streams` counts calls in progress, of all callers and (`max_streams_per_caller`) of one. `max_metadata_bytes`
     counts as HTTP/2 does: names, values, and 32 bytes for each pair.
     """
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_message_seconds: float = MAX_MESSAGE_SECONDS
     max_metadata_bytes: int = MAX_METADATA_BYTES
     max_streams: int = MAX_STREAMS
     max_streams_per_caller: int | None = None

@@ -5,7 +5,12 @@ Imports nothing of gRPC, so that an entrance is checked before that is there. `s
 
 from __future__ import annotations
 
-from engine.contracts.errors import EngineError
+import math
+from typing import Final
+
+from engine.contracts.errors import EngineError, OverloadedError
+
+RETRY_SECONDS: Final = 1.0
 
 
 class MalformedMessageError(EngineError):
@@ -21,15 +26,36 @@ class MalformedMessageError(EngineError):
 
 
 class MessageTooLargeError(EngineError):
-    """An answer that does not fit into one message; `message_bytes` are those known when that was clear."""
+    """A message over a bound, by default an answer; `message_bytes` are those known when that was clear.
+
+    `what` says so, with places for both numbers.
+    """
 
     reason = "MESSAGE_TOO_LARGE"
 
-    def __init__(self, *, message_bytes: int, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        message_bytes: int,
+        limit_bytes: int,
+        what: str = "the answer has {} bytes or more, {} are allowed; stream it with Generate",
+    ) -> None:
         self.message_bytes = message_bytes
         self.limit_bytes = limit_bytes
-        told = f"the answer has {message_bytes} bytes or more, {limit_bytes} are allowed; stream it with Generate"
-        super().__init__(told)
+        super().__init__(what.format(message_bytes, limit_bytes))
+
+
+class MessageLateError(OverloadedError):
+    """A message has not come to its end in time. Units: whole seconds, rounded up."""
+
+    def __init__(self, *, limit_seconds: float) -> None:
+        whole_seconds = math.ceil(limit_seconds)
+        super().__init__(
+            "the time in which a message must arrive, in seconds,",
+            limit=whole_seconds,
+            used=whole_seconds,
+            retry_after_seconds=RETRY_SECONDS,
+        )
 
 
 class UnauthenticatedError(EngineError):

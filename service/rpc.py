@@ -1,13 +1,14 @@
 """The edge of every RPC: bytes to message, handler, and whatever goes wrong to a status.
 
-Everything that a port serves passes here, health, reflection and unknown methods included. Requests are parsed here
-rather than inside gRPC, which would answer malformed bytes as a fault of ours.
+Everything that a port serves passes here, health, reflection and unknown methods included. Requests are read and parsed
+here rather than inside gRPC, which would wait for ever for half a message, and call malformed bytes a fault of ours.
 Handlers are coroutines that write by themselves: a cancellation then lands in their own `try`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
@@ -16,20 +17,21 @@ from google.protobuf.message import DecodeError, Message
 
 from engine.contracts.errors import EngineError, UnsupportedOptionError
 from service.errors import abort, presentable
-from service.refusals import MalformedMessageError, MessageTooLargeError
+from service.refusals import MalformedMessageError, MessageLateError, MessageTooLargeError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
+    from service.arrival import Arrival
     from service.gate import Gate
 
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
     # A unary RPC returns its answer; a streaming one writes to the context and returns None.
     # One that takes a stream gets an iterator of messages.
     Handler: TypeAlias = Callable[[Any, Context], Awaitable[Message | None]]
-    RawHandler: TypeAlias = Callable[[Any, Context], Awaitable[Message | None]]
+    RawHandler: TypeAlias = Callable[[AsyncIterator[bytes], Context], Awaitable[Message | None]]
 
 T = TypeVar("T")
 
@@ -111,38 +113,37 @@ def _refusing(error: EngineError) -> grpc.RpcMethodHandler[Any, Any]:
 
 
 def _method_handler(method: MethodDescriptor, handler: Handler, gate: Gate) -> grpc.RpcMethodHandler[Any, Any]:
-    raw = _guarded(method, handler, gate)
-    build: Any = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[method.client_streaming, method.server_streaming]
-    built: grpc.RpcMethodHandler[Any, Any] = build(raw, response_serializer=_serialize)
+    """A handler that begins at the headers of its call: on the wire, one message is a stream of one."""
+    build: Any = (
+        grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+    )
+    built: grpc.RpcMethodHandler[Any, Any] = build(_guarded(method, handler, gate), response_serializer=_serialize)
     return built
 
 
 def _guarded(method: MethodDescriptor, handler: Handler, gate: Gate) -> RawHandler:
     """Around one handler, inside the gate: out come an answer, a status with details, or its caller's cancellation."""
     request_class = message_factory.GetMessageClass(method.input_type)
+    arrival = gate.arrival_of(method.name)
 
-    async def call(raw: Any, context: Context) -> Message | None:
+    async def call(_requests: AsyncIterator[bytes], context: Context) -> Message | None:
         request, is_handled = None, False
         try:
             with gate.inside(method.name, context):
                 if method.client_streaming:
-                    return await handler(_parse_each(request_class, raw), context)
-                request = _parse(request_class, raw)
+                    return await handler(_parse_each(request_class, arrival, context), context)
+                request = _parse(request_class, await arrival.only_message(context, request_class.DESCRIPTOR.full_name))
                 is_handled = True
                 return await handler(request, context)
-        except grpc.aio.AbortError:
-            raise
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             shown = presentable(error, request)
             if not is_handled and not method.client_streaming:
                 gate.refused(f"{method.containing_service.full_name}/{method.name}", shown)
+            error.__traceback__ = shown.__traceback__ = None  # it leads to this frame, which holds both
             await abort(context, shown)
+            return None
 
     return call
 
@@ -163,9 +164,14 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _parse_each(request_class: type[Message], raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
-    async for request_bytes in raw:
+async def _parse_each(request_class: type[Message], arrival: Arrival, context: Context) -> AsyncIterator[Message]:
+    """The messages of a stream; one who sends nothing more for so long has no further questions."""
+    request_bytes = await arrival.message(context)
+    while request_bytes is not None:
         yield _parse(request_class, request_bytes)
+        with contextlib.suppress(MessageLateError):
+            request_bytes = None
+            request_bytes = await arrival.message(context)
 
 
 def _parse(request_class: type[Message], request_bytes: bytes) -> Message:

@@ -9,6 +9,7 @@ import grpc
 
 from service.address import BindError
 from service.admin import AdminHandlers
+from service.arrival import Arrival
 from service.callers import Permission
 from service.gate import Gate
 from service.generation import GenerationHandlers
@@ -52,7 +53,7 @@ def build_server(
     reports = LoadReports(engine, telemetry.meter, health)
     handling = GenerationHandlers(engine, live, offer.access, offer.limits, durable, telemetry.metrics)
     generation, models = handling.by_name(), ModelHandlers(engine).by_name()
-    gate = functools.partial(Gate, access=offer.access)
+    gate = functools.partial(Gate, access=offer.access, arrival=Arrival(limit_seconds=offer.limits.max_message_seconds))
     streams, refused = Streams(offer.limits), telemetry.refused
     applications = gate(permission=Permission.APPLICATION, streams=streams, uncounted=UNCOUNTED, refused=refused)
     operators, everybody = gate(permission=Permission.ADMIN, refused=refused), gate(permission=None)

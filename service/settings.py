@@ -42,6 +42,7 @@ class ServerSettings(BaseModel):
     reflection: bool | None = None
     channelz: bool = False
     max_message_bytes: int = Field(default=limits.MAX_MESSAGE_BYTES, ge=1024, le=2**31 - 1)
+    max_message_seconds: float = Field(default=limits.MAX_MESSAGE_SECONDS, gt=0, le=86_400, allow_inf_nan=False)
     max_metadata_bytes: int = Field(default=limits.MAX_METADATA_BYTES, ge=1024, le=1024 * 1024)
     max_streams: int = Field(default=limits.MAX_STREAMS, ge=1, le=1_000_000)
     max_streams_per_caller: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -108,6 +109,7 @@ class ServerSettings(BaseModel):
         """The part that bounds what one caller may ask for."""
         return limits.RequestLimits(
             max_message_bytes=self.max_message_bytes,
+            max_message_seconds=self.max_message_seconds,
             max_metadata_bytes=self.max_metadata_bytes,
             max_streams=self.max_streams,
             max_streams_per_caller=self.max_streams_per_caller,

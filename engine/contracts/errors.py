@@ -45,6 +45,14 @@ if TYPE_CHECKING:
 MAX_VIOLATIONS: Final = 8
 """Most bad fields that one refusal names: a long list of bad values must not become a long answer."""
 
+MAX_NAME_LENGTH: Final = 200
+"""Most characters that a message repeats of a name that a caller has made up."""
+
+
+def _shown(name: str) -> str:
+    """`name` in quotes, cut first: a long one costs no more than a short one."""
+    return repr(name if len(name) <= MAX_NAME_LENGTH else name[:MAX_NAME_LENGTH] + "…")
+
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
@@ -147,7 +155,7 @@ class NotFoundError(EngineError):
         self.name = name
         self.known = tuple(known)
         choices = f"; known: {', '.join(self.known)}" if self.known else ""
-        super().__init__(f"no {kind} named {name!r}{choices}")
+        super().__init__(f"no {kind} named {_shown(name)}{choices}")
 
 
 class DuplicateRequestError(EngineError):
@@ -157,7 +165,7 @@ class DuplicateRequestError(EngineError):
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        super().__init__(f"request id {request_id!r} is in use by a live generation")
+        super().__init__(f"request id {_shown(request_id)} is in use by a live generation")
 
 
 class OverloadedError(EngineError):

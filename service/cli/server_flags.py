@@ -36,6 +36,7 @@ _FLAGS = (
     click.option("--channelz/--no-channelz", default=None,
                  help="Offer channelz, the state of connections, to operators. Default: off."),
     click.option("--max-message-bytes", type=int, help="Largest request or answer. Default 64 MiB."),
+    click.option("--max-message-seconds", type=float, help="Longest time for a request to arrive. Default 30."),
     click.option("--max-metadata-bytes", type=int, help="Largest metadata of a call. Default 16 KiB."),
     click.option("--max-streams", type=int, help="Calls at the same time. Default 1024."),
     click.option("--max-streams-per-caller", type=int, help="The same for each caller. Default: no bound of its own."),

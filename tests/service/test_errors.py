@@ -16,6 +16,7 @@ from service.errors import RULES, abort, encode_status, presentable, status_of
 from service.refusals import (
     InternalError,
     MalformedMessageError,
+    MessageLateError,
     MessageTooLargeError,
     PermissionDeniedError,
     TakenOverError,
@@ -59,6 +60,7 @@ EXAMPLES: list[tuple[contract.EngineError, grpc.StatusCode]] = [
     (contract.GraphContractError("a secret"), CODE.INTERNAL),
     (MalformedMessageError("mlxstream.v1.GenerateRequest"), CODE.INVALID_ARGUMENT),
     (MessageTooLargeError(message_bytes=100, limit_bytes=64), CODE.RESOURCE_EXHAUSTED),
+    (MessageLateError(limit_seconds=29.5), CODE.RESOURCE_EXHAUSTED),
     (UnauthenticatedError("no token"), CODE.UNAUTHENTICATED),
     (PermissionDeniedError("mlxstream.v1.AdminService", "admin"), CODE.PERMISSION_DENIED),
     (InternalError("c-3"), CODE.INTERNAL),
@@ -78,6 +80,12 @@ def named(value: object) -> str:
 
 def expected_reason(error: contract.EngineError) -> str:
     return "INTERNAL" if type(error) in CONCEALED else error.reason
+
+
+def test_a_name_that_is_very_long_is_cut_before_it_is_shown() -> None:
+    told = str(contract.NotFoundError("service", "x" * 1_000_000))
+    assert len(told) < 300
+    assert told.endswith("…'")
 
 
 def test_every_class_of_the_tree_has_its_own_rule_and_an_example_and_nothing_else_has() -> None:
