@@ -42,7 +42,7 @@ class Arrival:
         try:
             async with asyncio.timeout(None) as timeout:
                 with _expiring(timeout, self.limit_seconds):
-                    message = await context.read()
+                    message: Any = await context.read()
         except TimeoutError:
             raise MessageLateError(limit_seconds=self.limit_seconds) from None
         if message is grpc.aio.EOF:
@@ -53,7 +53,7 @@ class Arrival:
                 limit_bytes=self.limit_bytes,
                 what="the request has {} bytes, {} are allowed",
             )
-        return message
+        return bytes(message)
 
     async def only_message(self, context: Context, name: str) -> bytes:
         """The one message of a call, which is called `name`.

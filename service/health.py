@@ -161,17 +161,23 @@ async def follow_engine(engine: Engine, health: Health, *, stall_seconds: float)
     """Report the truth until the engine has died.
 
     Its step in hand is younger than `stall_seconds`, a model is there, and memory is left for work. A stuck step is
-    told `POLL_SECONDS` after that age at the latest, the engine's death at once.
+    told `POLL_SECONDS` after that age at the latest, the engine's death and a model that comes or goes at once.
     """
     memory = MemoryWatch(time.monotonic)
     failed = asyncio.ensure_future(engine.wait_failed())
+
+    def look() -> None:
+        not_ready = _not_ready(engine, stall_seconds, memory)
+        health.report(not_ready, alive=not_ready not in OF_A_DEAD_PROCESS)
+
+    end_observing = engine.observe(look)
     try:
         while not failed.done():
-            not_ready = _not_ready(engine, stall_seconds, memory)
-            health.report(not_ready, alive=not_ready not in OF_A_DEAD_PROCESS)
+            look()
             await asyncio.wait({failed}, timeout=POLL_SECONDS)
         health.report(NotReady.FAILED)
     finally:
+        end_observing()
         failed.cancel()
 
 

@@ -12,6 +12,7 @@ import enum
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from engine.contracts.cancellation import AbortController, AbortReason
@@ -82,6 +83,7 @@ class Engine:
         self._ended = asyncio.Event()
         self._stopping = False
         self._reading = asyncio.Event()
+        self._observers: list[Callable[[], None]] = []
         self._live = Roster()
         self._text_work = SideWork("text")
         self._image_work = SideWork("image")
@@ -139,7 +141,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[Resident] = loop.create_future()
         dispatcher = Dispatcher(loop)
-        residency = Residency(self._settings, self._text_work, dispatcher)
+        residency = Residency(self._settings, self._text_work, dispatcher, self._changed)
         self._residency = residency
 
         def report(resident: Resident) -> None:
@@ -176,6 +178,18 @@ class Engine:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._reading.wait()
+
+    def observe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Have `changed` called on the loop whenever `can_serve` may have changed; returns what ends that.
+
+        A change is told before whoever asked for it is answered.
+        """
+        self._observers.append(changed)
+        return partial(self._observers.remove, changed)
+
+    def _changed(self) -> None:
+        for observer in self._observers:
+            observer()
 
     async def load_model(
         self, reference: str, progress: Callable[[LoadProgress], None] = no_load_progress

@@ -59,8 +59,10 @@ class Residency:
     A change goes on when its caller leaves, except for a load, which ends.
     """
 
-    def __init__(self, settings: EngineSettings, text_work: SideWork, dispatcher: Dispatcher) -> None:
-        """Nothing is resident yet."""
+    def __init__(
+        self, settings: EngineSettings, text_work: SideWork, dispatcher: Dispatcher, changed: Callable[[], None]
+    ) -> None:
+        """Nothing is resident yet. `changed` is told on the loop when a later model has come, or one has gone."""
         self.current: Resident | None = None
         self._settings = settings
         self._text_work = text_work
@@ -70,6 +72,7 @@ class Residency:
         self._first_name = ""
         self._stopping = False
         self._change: asyncio.Future[Any] | None = None
+        self._changed = changed
         self._retirements: set[asyncio.Future[None]] = set()
 
     def first(self, report: Callable[[Resident], None], reading: asyncio.Event) -> Callable[[], Stepper]:
@@ -201,11 +204,14 @@ class Residency:
                 "the place for a change of models", limit=1, used=1, retry_after_seconds=BUSY_RETRY_SECONDS
             )
         task = asyncio.ensure_future(change())
+        task.add_done_callback(_heard)
         self._change = task
         return await asyncio.shield(task)
 
     async def _errand(self, work: Callable[[], T], is_due: Callable[[], bool] = at_once) -> T:
-        return await asyncio.shield(asyncio.wrap_future(self._running_thread().call(work, is_due)))
+        errand = asyncio.wrap_future(self._running_thread().call(work, is_due))
+        errand.add_done_callback(_heard)
+        return await asyncio.shield(errand)
 
     async def _load(
         self,
@@ -229,6 +235,7 @@ class Residency:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         before, self.current = self.current, resident
+        self._changed()
         if before is not None:
             retirement = asyncio.ensure_future(self._retire(before))
             self._retirements.add(retirement)
@@ -309,6 +316,7 @@ class Residency:
     async def _unload(self, name: str, end_rows: Callable[[int], int]) -> UnloadReport:
         number = self.require(name).number
         self.current = None
+        self._changed()
         aborted = end_rows(number)
         return UnloadReport(freed_bytes=await self._remove(number), aborted_generations=aborted)
 
@@ -347,6 +355,12 @@ class Residency:
         """Serve the resident model with `adapters`. It may have got more room since the change began."""
         resident = self.require("")
         self.current = replace(resident, info=replace(resident.info, adapters=adapters))
+
+
+def _heard(ended: asyncio.Future[Any]) -> None:
+    """Look at how something ended whose caller may have left: asyncio calls a failure that nobody has seen a fault."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 async def _unless_left(found: asyncio.Future[ModelFiles], left: asyncio.Event) -> None:

@@ -295,6 +295,7 @@ class FakeEngine:
         self.load_error: EngineError | None = None
         self.info = MODEL
         self.unloaded = False
+        self.observers: list[Callable[[], None]] = []
         self.busy = EngineLoad(queue_limit=7)
         self.reading: MemoryReading | None = None
         self.changes: list[tuple[object, ...]] = []
@@ -313,6 +314,10 @@ class FakeEngine:
     @property
     def can_serve(self) -> bool:
         return self.state is EngineState.READY and not self.unloaded
+
+    def observe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self.observers.append(changed)
+        return lambda: self.observers.remove(changed)
 
     def load(self) -> EngineLoad:
         return self.busy

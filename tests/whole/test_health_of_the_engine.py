@@ -94,6 +94,33 @@ async def test_a_reload_is_no_news_and_no_model_is_no_readiness(followed):
     assert len(told[""]) == before[""]
 
 
+async def test_a_model_that_comes_or_goes_is_told_before_whoever_asked_for_it_is_answered(
+    whole_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(health_module, "POLL_SECONDS", 3600)
+    async with serving(whole_folder, tmp_path) as whole:
+        follower = asyncio.create_task(follow_engine(whole.engine, whole.health, stall_seconds=60))
+        admin, stub, told = (
+            admin_pb2_grpc.AdminServiceStub(whole.channel),
+            health_pb2_grpc.HealthStub(whole.channel),
+            [],
+        )
+        watch = asyncio.create_task(_watch(stub, GENERATION, told))
+        await until(lambda: told and told[-1] == SERVING)
+        before = len(told)
+        for _ in range(3):
+            await admin.UnloadModel(admin_pb2.UnloadModelRequest(model="tiny"))
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=GENERATION))).status == NOT_SERVING
+            load = await admin.GetLoad(admin_pb2.GetLoadRequest())
+            assert load.not_ready_reason == admin_pb2.NOT_READY_REASON_NO_MODEL
+            [event async for event in admin.LoadModel(admin_pb2.LoadModelRequest())]
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=GENERATION))).status == SERVING
+        await until(lambda: len(told) == before + 6)
+        assert told[before:] == [NOT_SERVING, SERVING] * 3
+        for task in (follower, watch):
+            task.cancel()
+
+
 async def test_a_server_in_whose_memory_no_request_fits_is_not_ready_and_says_why(whole_folder, tmp_path):
     async with serving(whole_folder, tmp_path, state_bytes=1) as whole:
         follower = asyncio.create_task(follow_engine(whole.engine, whole.health, stall_seconds=10))

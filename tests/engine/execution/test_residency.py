@@ -2,12 +2,19 @@
 
 import asyncio
 import contextlib
+import gc
 import threading
 
 import mlx.core as mx
 import pytest
 
-from engine.contracts.errors import ArtifactError, GenerationAborted, NotFoundError, OverloadedError, UnavailableError
+from engine.contracts.errors import (
+    ArtifactError,
+    GenerationAborted,
+    NotFoundError,
+    OverloadedError,
+    UnavailableError,
+)
 from engine.contracts.events import GenerationRequest
 from engine.contracts.load import GenerationPhase, LoadPhase, LoadProgress
 from engine.contracts.option_groups import CacheOptions
@@ -183,6 +190,33 @@ async def test_a_load_whose_caller_leaves_ends_and_changes_nothing(changing, tmp
         await until(lambda: engine._residency._change.done())
         assert engine.model is before
         assert len(engine._thread._batches) == 1
+
+
+async def test_a_load_whose_caller_leaves_is_no_fault_that_nobody_looked_at(changing, tmp_path, monkeypatch):
+    faults = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
+    async with started(changing, tmp_path) as engine:
+        reading, go_on, loop, real = asyncio.Event(), threading.Event(), asyncio.get_running_loop(), mx.load
+
+        def slow(*arguments, **named):
+            loop.call_soon_threadsafe(reading.set)
+            go_on.wait(60)
+            return real(*arguments, **named)
+
+        monkeypatch.setattr("engine.artifacts.weights.mx.load", slow)
+        load = asyncio.create_task(engine.load_model(""))
+        await asyncio.wait_for(reading.wait(), 60)
+        load.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await load
+        go_on.set()
+        change = engine._residency._change
+        await until(change.done)
+        assert "exception=" in repr(change)  # asking for it would count as having looked
+    del change
+    engine._residency._change = None
+    gc.collect()
+    assert faults == []
 
 
 async def test_a_fetch_whose_caller_leaves_gives_its_place_back_and_what_it_brings_is_ignored(
