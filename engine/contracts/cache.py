@@ -46,6 +46,16 @@ class TableStep(Protocol):
     """One packed step of the rows of one table, the same in every layer."""
 
     @property
+    def members(self) -> Sequence[TableMember]:
+        """Who takes part; their slots are places on the first axis of the table's storage."""
+
+    def storage(self, layer: int, like: mx.array | None) -> mx.array:
+        """Keys, then values, of one layer: [places, 2·Hkv, capacity, D].
+
+        Made by the shape of `like` [.., 2·Hkv, .., D]; None when it was written before.
+        """
+
+    @property
     def order(self) -> Sequence[int]:
         """The packed tokens in the order in which `attend` returns them."""
 

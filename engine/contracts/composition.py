@@ -25,6 +25,8 @@ class Composition:
     `row_tile_tokens` makes every product take exactly so many tokens, filled up with zeros or split, and every row
     attend by itself: a row's bits then do not depend on who shares its steps. None lets products take what there is.
     `library_arithmetic` keeps the library's own softmax and sigmoid, bit for bit, where faster forms are known.
+    `host_kernels` lets compiled code of the host do what stands between products, where there is some; see
+    `engine.runtime.host_kernels`.
     """
 
     device: str = "cpu"
@@ -38,6 +40,7 @@ class Composition:
     max_rows: int = 32
     row_tile_tokens: int | None = None
     library_arithmetic: bool = False
+    host_kernels: bool = False
 
     @property
     def kv_store_key(self) -> str:
@@ -48,6 +51,11 @@ class Composition:
     def composes_exponentials(self) -> bool:
         """Whether exponentials are composed of operations that are fast on a CPU; see `engine.ops.exponential`."""
         return self.device == "cpu" and self.compute_dtype == "float32" and not self.library_arithmetic
+
+    @property
+    def computes_on_host(self) -> bool:
+        """Whether a step is computed while it is built, by compiled code between its products."""
+        return self.host_kernels and self.composes_exponentials
 
 
 COMPOSITION_DEFAULTS = Composition()

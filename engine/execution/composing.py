@@ -51,4 +51,5 @@ def compose(artifact: Artifact, device: str, layout: LayoutPolicy, settings: Eng
         adapters=bool(settings.adapters) or (settings.adapters_dir is not None and artifact.graph == "native"),
         max_rows=settings.max_rows,
         row_tile_tokens=settings.row_tile_tokens,
+        host_kernels=layout.host_kernels,
     )

@@ -77,8 +77,11 @@ class PendingStep:
         """Whether `row` may take part in the next step before this one is read.
 
         Its first token may not: it is wanted on the host before anything else is computed. Its last has no successor.
-        Where guesses keep turning out wrong, what follows them would only be taken back.
+        Where guesses keep turning out wrong, what follows them would only be taken back. Nobody may where the step was
+        computed while it was built: it can be read at once, and its tokens would wait for the whole of the next one.
         """
+        if self._binding.composition.computes_on_host:
+            return False
         if row not in self._places:
             return True
         has_successor = 0 < row.next_index < row.options.max_tokens - 1

@@ -19,6 +19,7 @@ from engine.models.self_attention import SelfAttention
 from engine.models.varied_attention import BorrowingAttention, VariedAttention
 from engine.ops.exponential import soft_cap
 from engine.ops.rope import Rope
+from engine.runtime.host_kernels import HostKernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +98,7 @@ class DecoderGraph:
         width = config.variety.input_width if config.variety else 0
         self._layer_inputs = LayerInputs(config, family, reader, width) if width else None
         ropes = _ropes(config, composition)
+        self._kernels = HostKernels.of_this_process() if composition.computes_on_host else None
         self._layers = [
             _read_layer(config, family, reader, composition, ropes, layer) for layer in range(config.layers)
         ]
@@ -115,7 +117,7 @@ class DecoderGraph:
         scaling = self._config.scaling
         if self.adapters is not None:
             self.adapters.begin(segments)
-        step = Step(segments, scale=self._config.score_scale, softcap=scaling.score_softcap)
+        step = Step(segments, scale=self._config.score_scale, softcap=scaling.score_softcap, kernels=self._kernels)
         x = self._table(tokens)
         if scaling.embeddings != 1.0:
             x = x * scaling.embeddings
@@ -199,8 +201,11 @@ def _read_feed_forward(
                 config.mixture, family.mixture, config, family, reader, composition, layer=module
             )
         return RoutedFeedForward(config.mixture, family.mixture, family, reader, composition, layer=module)
-    kind = GatedFeedForward if family.gated else PlainFeedForward
-    return kind(reader, family, f"{module}.mlp", composed=composition.composes_exponentials)
+    composed = composition.composes_exponentials
+    if not family.gated:
+        return PlainFeedForward(reader, family, f"{module}.mlp", composed=composed)
+    kernels = HostKernels.of_this_process() if composition.computes_on_host else None
+    return GatedFeedForward(reader, family, f"{module}.mlp", composed=composed, kernels=kernels)
 
 
 def _ropes(config: ModelConfig, composition: Composition) -> dict[RopeConfig | None, Rope | None]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine.contracts.graph import PackedSegment, RecurrentGeometry
     from engine.models.reading import WeightReader
     from engine.ops.rope import Rope, Rotation
+    from engine.runtime.host_kernels import HostKernels
 
 
 class Step:
@@ -29,10 +30,12 @@ class Step:
 
     __slots__ = ("_positions", "_recurrence", "_rotations", "attention", "layer_inputs", "segments")
 
-    def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float) -> None:
-        """Scores get the factor `scale` and the bound `softcap` in every layer."""
+    def __init__(
+        self, segments: Sequence[PackedSegment], *, scale: float, softcap: float, kernels: HostKernels | None = None
+    ) -> None:
+        """Scores get the factor `scale` and the bound `softcap` in every layer; `kernels` attend where they can."""
         self.segments = segments
-        self.attention = PackedAttention(segments, scale=scale, softcap=softcap)
+        self.attention = PackedAttention(segments, scale=scale, softcap=softcap, kernels=kernels)
         self._positions = _positions(segments)
         self._rotations: dict[Rope, Rotation] = {}
         self._recurrence: PackedRecurrence | None = None
@@ -140,11 +143,19 @@ def read_norm(reader: WeightReader, config: ModelConfig, family: Family, module:
 class GatedFeedForward:
     """down(activation(gate x) · up x); gate and up share one product."""
 
-    def __init__(self, reader: WeightReader, family: Family, module: str, *, composed: bool) -> None:
-        """Take the weights of `module` from `reader`."""
+    def __init__(
+        self,
+        reader: WeightReader,
+        family: Family,
+        module: str,
+        *,
+        composed: bool,
+        kernels: HostKernels | None = None,
+    ) -> None:
+        """Take the weights of `module` from `reader`; `kernels` compute the gates where they can."""
         self._gate_up = reader.projection(*(f"{module}.{name}" for name in family.feed_forward))
         self._down = reader.projection(f"{module}.{family.down}")
-        self._gated = gated(family.activation, composed=composed)
+        self._gated = gated(family.activation, composed=composed, kernels=kernels)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Return [1, T, hidden] of `x` [1, T, hidden]."""

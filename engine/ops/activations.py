@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from engine.ops.exponential import LOG2_E, swiglu
+from engine.ops.host_attention import swiglu_on_host
 from engine.ops.streams import in_halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from engine.runtime.host_kernels import HostKernels
 
 
 def gelu(x: mx.array) -> mx.array:
@@ -42,8 +45,10 @@ def activation(name: str, *, composed: bool) -> Callable[[mx.array], mx.array]:
     return functions[name]
 
 
-def gated(name: str, *, composed: bool) -> Callable[[mx.array, mx.array], mx.array]:
-    """The function of gate and up: activation of the gate, times up."""
+def gated(name: str, *, composed: bool, kernels: HostKernels | None = None) -> Callable[[mx.array, mx.array], mx.array]:
+    """The function of gate and up: activation of the gate, times up; by `kernels`, and at once, where they know it."""
+    if kernels is not None and name == "silu":
+        return partial(swiglu_on_host, kernels)
     whole = _gate(name, composed=composed)
     return in_halves(whole) if composed else whole
 

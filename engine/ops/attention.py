@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from engine.contracts.cache import TableMember
 from engine.ops.exponential import attention_of_powers, query_factor
+from engine.ops.host_attention import HostAttention
 from engine.ops.streams import in_turns
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from engine.contracts.cache import CacheTable, HeldKeys, TablePlace, TableStep
     from engine.contracts.graph import PackedSegment
+    from engine.runtime.host_kernels import HostKernels
 
 
 def causal_attention(
@@ -154,11 +156,22 @@ class PackedAttention:
     Planned once; every layer calls it. No row's arithmetic sees another's numbers.
     """
 
-    __slots__ = ("_kept", "_plans", "_scale", "_segments", "_softcap", "_starts")
+    __slots__ = ("_kept", "_kernels", "_plans", "_scale", "_segments", "_softcap", "_starts")
 
-    def __init__(self, segments: Sequence[PackedSegment], *, scale: float, softcap: float = 0.0) -> None:
-        """`segments` are the rows' stretches in packed order; scores get the factor `scale` and the bound `softcap`."""
+    def __init__(
+        self,
+        segments: Sequence[PackedSegment],
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        kernels: HostKernels | None = None,
+    ) -> None:
+        """`segments` are the rows' stretches in packed order; scores get the factor `scale` and the bound `softcap`.
+
+        Rows of tables attend by `kernels` where these can.
+        """
         self._segments = segments
+        self._kernels = kernels
         self._scale = scale
         self._softcap = softcap
         self._starts = [0, *accumulate(segment.length for segment in segments)][:-1]
@@ -196,6 +209,8 @@ class PackedAttention:
 
     def _attended(self, queries: mx.array, joined: mx.array | None, appended: _Appended, layer: int) -> mx.array:
         plan, parts = appended.plan, []
+        if plan.host is not None and plan.host.can_attend(queries.shape[3]):
+            return plan.host(queries, joined, layer=layer, factor=query_factor(self._scale))[None]
         if plan.steps:
             multiplied = queries * query_factor(self._scale, self._softcap)  # once for all tables
             for step in plan.steps:
@@ -236,7 +251,9 @@ class PackedAttention:
         order = [token for step in steps for token in step.order]
         for index in alone:
             order += range(self._starts[index], self._starts[index] + self._segments[index].length)
-        return _LayerPlan(steps=steps, alone=alone, seated=seated, unsorted=_inverse(order))
+        on_host = self._kernels is not None and not alone and not self._softcap
+        host = HostAttention(self._kernels, steps) if self._kernels is not None and on_host else None
+        return _LayerPlan(steps=steps, alone=alone, seated=seated, unsorted=_inverse(order), host=host)
 
 
 def _members(segment: PackedSegment, slot: int, start: int, layer: int) -> list[TableMember]:
@@ -249,12 +266,16 @@ def _members(segment: PackedSegment, slot: int, start: int, layer: int) -> list[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerPlan:
-    """Steps of tables, segments that attend by themselves or sit in a table, and where each packed token ends up."""
+    """Steps of tables, segments that attend by themselves or sit in a table, and where each packed token ends up.
+
+    `host` attends for all of them at once.
+    """
 
     steps: list[TableStep]
     alone: list[int]
     seated: list[int]
     unsorted: mx.array | None
+    host: HostAttention | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TILE_ELEMENTS = 1 << 16
 _THREADED_TILE_ELEMENTS = 1 << 19
 
-SOURCES = ("blas_threads.c", "blas_rows.c", "blas_shim.c")
+SOURCES = ("blas_threads.c", "blas_rows.c", "host_kernels.c", "blas_shim.c")
 FORWARDED = ("cblas_sgemm", "cblas_sgemv", "cblas_dgemm", "cblas_cgemm")
 
 

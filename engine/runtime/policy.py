@@ -30,7 +30,8 @@ class LayoutPolicy:
     weights into dense ones while they are read; `pretranspose_linear` stores them as the product reads them.
     `prefill_step_tokens` bounds the prompt tokens of one step, `prefill_chunk_tokens` those of one prompt in it, and
     both the time until a cancellation lands. Beside rows that decode each prompt brings `mixed_prefill_tokens`, or each
-    such row `mixed_row_tokens`, which delay every stream in the step.
+    such row `mixed_row_tokens`, which delay every stream in the step. `host_kernels`: what stands between products is
+    computed by compiled code of the host.
     """
 
     compute_dtype: ComputeDtype
@@ -40,6 +41,7 @@ class LayoutPolicy:
     prefill_chunk_tokens: int = GPU_PREFILL_STEP_TOKENS
     mixed_prefill_tokens: int = GPU_PREFILL_STEP_TOKENS
     mixed_row_tokens: int = 0
+    host_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,12 @@ def choose_layout(
     dtype_wish: ComputeDtype | None,
     few_row_products_are_fast: bool,
     available_bytes: int,
+    has_host_kernels: bool = False,
 ) -> LayoutPolicy:
-    """The layout for `weights`. `few_row_products_are_fast`: the BLAS needs no transposed copy for single rows."""
+    """The layout for `weights`. `few_row_products_are_fast`: the BLAS needs no transposed copy for single rows.
+
+    `has_host_kernels`: there is compiled code for what stands between products.
+    """
     if device != "cpu":
         return LayoutPolicy(
             compute_dtype=dtype_wish or weights.stored_dtype,
@@ -78,6 +84,7 @@ def choose_layout(
         prefill_chunk_tokens=CPU_PREFILL_CHUNK_TOKENS,
         mixed_prefill_tokens=CPU_MIXED_PREFILL_TOKENS,
         mixed_row_tokens=CPU_MIXED_ROW_TOKENS,
+        host_kernels=has_host_kernels and dtype == "float32",
     )
 
 

@@ -14,6 +14,7 @@ from engine.contracts.model import RuntimeInfo
 from engine.runtime.blas import BlasReport, confirm_blas, count_products, prepare_blas
 from engine.runtime.device import blas_matters, choose_device, offered_devices
 from engine.runtime.host import Host
+from engine.runtime.host_kernels import HostKernels
 from engine.runtime.kernel_directory import keep_kernels_private
 from engine.runtime.memory import memory_in_use
 from engine.runtime.policy import ComputeDtype, LayoutPolicy, WeightsFacts, choose_layout
@@ -47,6 +48,7 @@ class Runtime:
             dtype_wish=self.compute_dtype_wish,
             few_row_products_are_fast=self.blas is None or self.blas.shim,
             available_bytes=self.memory.available_bytes(),
+            has_host_kernels=self.memory.device == "cpu" and HostKernels.of_this_process() is not None,
         )
 
 

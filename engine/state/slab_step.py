@@ -38,27 +38,30 @@ class Slab(Protocol):
 class SlabStep:
     """See `engine.contracts.cache.TableStep`."""
 
-    __slots__ = ("_decoding", "_slab", "_stretches", "order")
+    __slots__ = ("_decoding", "_slab", "_stretches", "members", "order")
 
     def __init__(self, slab: Slab, members: Sequence[TableMember]) -> None:
         """Plan a step of `members`, who have room in `slab`; their slots are places in its arrays."""
         single = sorted((member for member in members if member.length == 1), key=lambda member: member.slot)
         self._slab = slab
+        self.members = members
         self._decoding = _Decoding(single) if single else None
         self._stretches = [_Stretch(member) for member in members if member.length > 1]
         self.order = [member.start for member in single]
         for stretch in self._stretches:
             self.order += range(stretch.packed.start, stretch.packed.stop)
 
+    def storage(self, layer: int, like: mx.array | None) -> mx.array:
+        """See `engine.contracts.cache.TableStep.storage`."""
+        return self._slab.written(layer) if like is None else self._slab.storage(layer, like)
+
     def attend(
         self, queries: mx.array, joined: mx.array | None, *, layer: int, softcap: float = 0.0
     ) -> list[Callable[[], mx.array]]:
         """Write, then attend. See `engine.contracts.cache.TableStep.attend`."""
         parts: list[_Decoding | _Stretch] = [*([self._decoding] if self._decoding else []), *self._stretches]
-        if joined is None:
-            storage = self._slab.written(layer)
-        else:
-            storage = self._slab.storage(layer, joined)
+        storage = self.storage(layer, joined)
+        if joined is not None:
             # All writes come before all reads: a read in between would make the next write copy the whole slab.
             for part in parts:
                 storage = part.written(storage, joined)
