@@ -36,19 +36,19 @@ def parts_of(graph, composition, rows, held):
     import mlx.core as mx
 
     from engine.contracts.graph import PackedSegment
-    from engine.ops.attention import PackedAttention
-    from engine.ops.exponential import swiglu
+    from engine.models.parts import Step
     from engine.sampling.recipe import Draw, Recipe
     from engine.sampling.sampler import sample
     from engine.state.build import CacheBuilder
 
     from .compare import greedy
 
-    geometry, blocks = graph.geometry, graph._blocks
+    geometry, layers = graph.geometry, graph._layers
     heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
     normal = mx.random.normal
     x, wide = normal((1, rows, geometry.hidden_size)), normal((1, rows, graph._config.intermediate_size))
-    gates, logits = normal((1, rows, 2 * wide.shape[-1])), normal((rows, geometry.vocab_size))
+    mixed, logits = normal((1, rows, heads * dim)), normal((rows, geometry.vocab_size))
+    gates, up = normal(wide.shape), normal(wide.shape)
     qkv = normal((rows, heads + 2 * kv_heads, 1, dim))
     builder = CacheBuilder(geometry, composition)
     caches: Any = [builder.make_caches() for _ in range(rows)]
@@ -56,34 +56,31 @@ def parts_of(graph, composition, rows, held):
         for cache in row:
             keys = normal((1, kv_heads, held, dim))
             cache.attend(mx.zeros((1, heads, held, dim)), keys, keys, scale=1.0)
-    mx.eval(x, wide, gates, logits, qkv, [cache.arrays() for row in caches for cache in row])
+    mx.eval(x, wide, mixed, gates, up, logits, qkv, [cache.arrays() for row in caches for cache in row])
+
+    def step_of_rows():
+        return Step([PackedSegment(1, row) for row in caches], scale=0.125, softcap=0.0, kernels=graph._kernels)
 
     def products():
-        for block in blocks:
-            mx.eval(block.query_key_value(x), block.output(x), block.gate_up(x), block.down(wide))
+        for layer in layers:
+            mixer, feed_forward = layer._mixer, layer._feed_forward
+            mx.eval(mixer._query_key_value(x), mixer._output(mixed), feed_forward._gate_up(x), feed_forward._down(wide))
         mx.eval(graph.project(x))
 
     def attention():
-        step = PackedAttention([PackedSegment(1, row) for row in caches], scale=0.125)
-        mx.eval(
-            [
-                step(qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :], layer=layer)
-                for layer in range(geometry.layers)
-            ]
-        )
-        for row in caches:
-            for cache in row:
-                cache.trim(1)
+        step = step_of_rows().attention
+        parts = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        mx.eval([step(*parts, layer=layer) for layer in range(geometry.layers)])
 
-    def swiglus():
-        mx.eval([swiglu(*mx.split(gates, 2, axis=-1), composed=True) for _ in blocks])
+    def gated():
+        mx.eval([layer._feed_forward._gated(gates, up) for layer in layers])
 
     def rotations():
-        turn = graph._rope.at(mx.full((rows,), held, dtype=mx.int32))
-        mx.eval([turn(qkv[:, : heads + kv_heads]) for _ in blocks])
+        step = step_of_rows()
+        mx.eval([step.rotation(layer._mixer._rope)(qkv[:, : heads + kv_heads]) for layer in layers])
 
     def norms():
-        mx.eval([graph._normed(x, block.input_norm) for block in blocks for _ in range(2)])
+        mx.eval([norm(x) for layer in layers for norm in (layer._mixer_norms[0], layer._feed_forward_norms[0])])
 
     def sampling():
         sample(logits, [Draw(Recipe(greedy()), 1)] * rows, composed=True).read()
@@ -92,7 +89,7 @@ def parts_of(graph, composition, rows, held):
         "step": packed_step(graph, composition, [held] * rows, pooled=True),
         "products": products,
         "attention": attention,
-        "swiglu": swiglus,
+        "gates": gated,
         "rope": rotations,
         "norms": norms,
         "sampling": sampling,
@@ -104,6 +101,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 16, 32])
+    parser.add_argument("--context", type=int, nargs="+", default=[100, 1000])
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         runtime = prepare_runtime(RuntimeSettings(cache_directory=Path(scratch), blas_threads=arguments.threads))
@@ -111,11 +110,11 @@ def main() -> None:
         from engine.models.reading import WeightReader
         from engine.models.registry import build_graph
 
-        artifact, composition = open_artifact(arguments.model), Composition()
+        artifact, composition = open_artifact(arguments.model), Composition(host_kernels=True)
         layout = runtime.layout(WeightsFacts(parameters=artifact.parameters, stored_dtype="float32", quantized=True))
         graph = build_graph(artifact.config, WeightReader(WeightStore(artifact), layout), composition)
-        for held in (100, 1000):
-            for rows in (1, 4, 8, 16, 32):
+        for held in arguments.context:
+            for rows in arguments.rows:
                 found = median_ms(parts_of(graph, composition, rows, held), arguments.rounds)
                 outside = 1 - found["products"] / found["step"]
                 cells = " | ".join(f"{value:.1f}" for value in found.values())

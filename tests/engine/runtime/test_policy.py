@@ -45,6 +45,13 @@ def test_weights_are_transposed_where_single_rows_are_slow() -> None:
     assert not layout(DENSE, TIGHT, few_row_products_are_fast=False).pretranspose_linear, "16-bit products are not BLAS"
 
 
+def test_compiled_code_serves_a_cpu_in_float32_alone() -> None:
+    assert layout(DENSE, has_host_kernels=True).host_kernels
+    assert not layout(DENSE).host_kernels
+    assert not layout(DENSE, TIGHT, has_host_kernels=True).host_kernels, "it stays in 16 bits"
+    assert not layout(DENSE, device="metal", has_host_kernels=True).host_kernels
+
+
 @pytest.mark.parametrize("device", ["metal", "cuda"])
 @pytest.mark.parametrize("weights", [QUANTIZED, DENSE])
 def test_a_gpu_keeps_the_stored_form(device: str, weights: WeightsFacts) -> None:
