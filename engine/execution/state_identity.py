@@ -33,6 +33,7 @@ def state_identity(info: ModelInfo) -> str:
             "compute_dtype": composition.compute_dtype,
             "row_tile_tokens": composition.row_tile_tokens,
             "library_arithmetic": composition.library_arithmetic,
+            "host_kernels": composition.computes_on_host,
             "device": [info.runtime.device, info.runtime.device_name],
             "blas": info.runtime.blas,
             "versions": [info.runtime.mlx_version, STATE_REVISION],

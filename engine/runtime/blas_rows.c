@@ -67,6 +67,18 @@ AVX512 INLINE void sum_512(const __m512 *v, float *out) {
         for (int q = 0; q < BLOCK_COLUMNS; q++) out[BLOCK_COLUMNS * r + q] += a[(long)r * lda + j] * b[q][j];          \
     }                                                                                                                  \
   }                                                                                                                    \
+  /* The same for a number of rows that is known only now; a function, so that it is compiled once. */                 \
+  TARGET static __attribute__((noinline)) void NAME##_some(int rows, int k, const float *a, int lda,                   \
+                                                           const float *const *b, float *out) {                        \
+    switch (rows) {                                                                                                    \
+      case 1: NAME##_block(1, k, a, lda, b, out); break;                                                               \
+      case 2: NAME##_block(2, k, a, lda, b, out); break;                                                               \
+      case 3: NAME##_block(3 < ROWS ? 3 : ROWS, k, a, lda, b, out); break;                                             \
+      case 4: NAME##_block(4 < ROWS ? 4 : ROWS, k, a, lda, b, out); break;                                             \
+      case 5: NAME##_block(5 < ROWS ? 5 : ROWS, k, a, lda, b, out); break;                                             \
+      default: NAME##_block(ROWS, k, a, lda, b, out);                                                                  \
+    }                                                                                                                  \
+  }                                                                                                                    \
   TARGET static void NAME(const rows_t *p, int first, int end) {                                                       \
     float out[ROWS * BLOCK_COLUMNS];                                                                                   \
     for (int tile = first; tile < end; tile += TILE_COLUMNS)                                                           \
@@ -76,14 +88,7 @@ AVX512 INLINE void sum_512(const __m512 *v, float *out) {
           int columns = end - column < BLOCK_COLUMNS ? end - column : BLOCK_COLUMNS;                                   \
           const float *a = p->a + (long)row * p->lda, *b[BLOCK_COLUMNS];                                               \
           for (int q = 0; q < BLOCK_COLUMNS; q++) b[q] = p->b + (long)(column + (q < columns ? q : 0)) * p->ldb;       \
-          switch (rows) {                                                                                              \
-            case 1: NAME##_block(1, p->k, a, p->lda, b, out); break;                                                   \
-            case 2: NAME##_block(2, p->k, a, p->lda, b, out); break;                                                   \
-            case 3: NAME##_block(3 < ROWS ? 3 : ROWS, p->k, a, p->lda, b, out); break;                                 \
-            case 4: NAME##_block(4 < ROWS ? 4 : ROWS, p->k, a, p->lda, b, out); break;                                 \
-            case 5: NAME##_block(5 < ROWS ? 5 : ROWS, p->k, a, p->lda, b, out); break;                                 \
-            default: NAME##_block(ROWS, p->k, a, p->lda, b, out);                                                      \
-          }                                                                                                            \
+          NAME##_some(rows, p->k, a, p->lda, b, out);                                                                  \
           for (int r = 0; r < rows; r++) {                                                                             \
             float *c = p->c + (long)(row + r) * p->ldc + column;                                                       \
             for (int q = 0; q < columns; q++) {                                                                        \

@@ -70,10 +70,10 @@ AVX2 INLINE __m256 power_256(__m256 x) {
 }
 
 /* NAME attends with queries [first, end) of one head of keys, in the order of tokens, then heads that share the keys.
-   SCORES is a block of the kernel for few rows, which multiplies up to ROWS queries with four keys. */
+   SCORES is of the kernel for few rows, and multiplies up to ROWS queries with four keys. */
 #define HOST_KERNELS(NAME, TARGET, VECTOR, LANES, LOAD, STORE, SPREAD, FMA, ADD, MUL, DIV, MAX, POWER, ROWS, SCORES)   \
   /* Scores of one query become weights; those that were summed before shrink to the new largest score. */             \
-  TARGET INLINE void NAME##_weigh(float *scores, int count, float *top, float *total, float *shrink) {                 \
+  TARGET static __attribute__((noinline)) void NAME##_weigh(float *scores, int count, float *top, float *total, float *shrink) { \
     float lanes[LANES], most, sum = 0;                                                                                 \
     VECTOR largest = LOAD(scores), sums = SPREAD(0);                                                                   \
     for (int i = LANES; i < count; i += LANES) largest = MAX(largest, LOAD(scores + i));                               \
@@ -108,7 +108,21 @@ AVX2 INLINE __m256 power_256(__m256 x) {
     for (int r = 0; r < rows; r++)                                                                                     \
       for (int q = 0; q < vectors; q++) STORE(out + r * size + q * LANES, sums[r][q]);                                 \
   }                                                                                                                    \
-  TARGET INLINE void NAME##_score(const int rows, const float *queries, const float *keys, int count, int size,        \
+  TARGET static __attribute__((noinline)) void NAME##_mix_some(int rows, const float *weights, int count,              \
+                                                               const float *values, int size, const float *shrinks,    \
+                                                               float *out) {                                           \
+    int d = 0, wide = VECTORS_AT_ONCE * LANES;                                                                         \
+    for (; d + wide <= size; d += wide)                                                                                \
+      if (rows == ROWS) NAME##_mix(ROWS, VECTORS_AT_ONCE, weights, count, values + d, size, shrinks, out + d);         \
+      else if (rows == 3) NAME##_mix(3 < ROWS ? 3 : 1, VECTORS_AT_ONCE, weights, count, values + d, size, shrinks, out + d); \
+      else                                                                                                             \
+        for (int r = 0; r < rows; r++)                                                                                 \
+          NAME##_mix(1, VECTORS_AT_ONCE, weights + r * KEYS_AT_ONCE, count, values + d, size, shrinks + r, out + r * size + d); \
+    for (; d < size; d += LANES)                                                                                       \
+      for (int r = 0; r < rows; r++)                                                                                   \
+        NAME##_mix(1, 1, weights + r * KEYS_AT_ONCE, count, values + d, size, shrinks + r, out + r * size + d);        \
+  }                                                                                                                    \
+  TARGET static void NAME##_score(int rows, const float *queries, const float *keys, int count, int size,              \
                                   float *scores) {                                                                     \
     float four[ROWS * BLOCK_COLUMNS];                                                                                  \
     for (int i = 0; i < count; i += BLOCK_COLUMNS) {                                                                   \
@@ -118,7 +132,7 @@ AVX2 INLINE __m256 power_256(__m256 x) {
       for (int r = 0; r < rows; r++) memcpy(scores + r * KEYS_AT_ONCE + i, four + BLOCK_COLUMNS * r, 4 * BLOCK_COLUMNS); \
     }                                                                                                                  \
   }                                                                                                                    \
-  TARGET INLINE void NAME##_block(const int rows, const float *queries, const float *keys, const float *values,        \
+  TARGET static void NAME##_block(int rows, const float *queries, const float *keys, const float *values,              \
                                   int size, const int *limits, float *out) {                                           \
     float scores[ROWS * KEYS_AT_ONCE], tops[ROWS], totals[ROWS], shrinks[ROWS];                                        \
     for (int r = 0; r < rows; r++) tops[r] = -INFINITY, totals[r] = 0;                                                 \
@@ -132,11 +146,7 @@ AVX2 INLINE __m256 power_256(__m256 x) {
           scores[r * KEYS_AT_ONCE + i] = -INFINITY;                                                                    \
         NAME##_weigh(scores + r * KEYS_AT_ONCE, filled, tops + r, totals + r, shrinks + r);                            \
       }                                                                                                                \
-      int d = 0;                                                                                                       \
-      for (; d + VECTORS_AT_ONCE * LANES <= size; d += VECTORS_AT_ONCE * LANES)                                        \
-        NAME##_mix(rows, VECTORS_AT_ONCE, scores, count, values + (long)base * size + d, size, shrinks, out + d);      \
-      for (; d < size; d += LANES)                                                                                     \
-        NAME##_mix(rows, 1, scores, count, values + (long)base * size + d, size, shrinks, out + d);                    \
+      NAME##_mix_some(rows, scores, count, values + (long)base * size, size, shrinks, out);                            \
     }                                                                                                                  \
     for (int r = 0; r < rows; r++)                                                                                     \
       for (int d = 0; d < size; d += LANES) STORE(out + r * size + d, DIV(LOAD(out + r * size + d), SPREAD(totals[r]))); \
@@ -148,17 +158,13 @@ AVX2 INLINE __m256 power_256(__m256 x) {
     const float *values = keys + (long)p->kv_heads * s->capacity * size;                                               \
     for (int line = first, rows; line < end; line += rows) {                                                           \
       rows = end - line < ROWS ? end - line : ROWS;                                                                    \
-      if (rows > 3 && rows < ROWS) rows = 3;                                                                           \
       for (int r = 0; r < rows; r++) {                                                                                 \
         int token = (line + r) / group, own = head * group + (line + r) % group;                                       \
         const float *query = p->queries + (s->start + token) * p->query_stride + (long)own * size;                     \
         for (int d = 0; d < size; d++) queries[r * size + d] = query[d] * p->factor;                                   \
         limits[r] = s->offset + token + 1;                                                                             \
       }                                                                                                                \
-      if (rows == ROWS) NAME##_block(ROWS, queries, keys, values, size, limits, out);                                  \
-      else if (rows == 3) NAME##_block(3 < ROWS ? 3 : 1, queries, keys, values, size, limits, out);                    \
-      else if (rows == 2) NAME##_block(2 < ROWS ? 2 : 1, queries, keys, values, size, limits, out);                    \
-      else NAME##_block(1, queries, keys, values, size, limits, out);                                                  \
+      NAME##_block(rows, queries, keys, values, size, limits, out);                                                    \
       for (int r = 0; r < rows; r++) {                                                                                 \
         int token = (line + r) / group, own = head * group + (line + r) % group;                                       \
         memcpy(p->out + ((long)(s->start + token) * p->heads + own) * size, out + r * size, sizeof(float) * size);     \
@@ -186,9 +192,9 @@ AVX2 INLINE __m256 power_256(__m256 x) {
   }
 
 HOST_KERNELS(host_512, AVX512, __m512, 16, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_fmadd_ps,
-             _mm512_add_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps, power_512, 6, rows_512_block)
+             _mm512_add_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps, power_512, 6, rows_512_some)
 HOST_KERNELS(host_256, AVX2, __m256, 8, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_fmadd_ps,
-             _mm256_add_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps, power_256, 2, rows_256_block)
+             _mm256_add_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps, power_256, 2, rows_256_some)
 #endif
 
 static queries_kernel_t *queries_kernel;

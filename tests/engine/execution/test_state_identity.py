@@ -1,8 +1,34 @@
 """What a state is tied to, beyond the weights."""
 
+from types import SimpleNamespace
+
 from engine.contracts.adapters import AdapterInfo
+from engine.contracts.composition import Composition
+from engine.contracts.graph import GraphDescriptor
 from engine.contracts.option_groups import AdapterSelection
-from engine.execution.state_identity import adapter_namespace
+from engine.execution.state_identity import adapter_namespace, state_identity
+from tests.engine.state.oracle import full_attention
+
+
+def test_a_state_that_other_arithmetic_has_made_is_another():
+    plain, on_host, library = (
+        _identity(**choices) for choices in ({}, {"host_kernels": True}, {"library_arithmetic": True})
+    )
+    assert len({plain, on_host, library}) == 3
+    assert _identity(library_arithmetic=True, host_kernels=True) == library, "then no kernel is used"
+
+
+def _identity(**choices):
+    return state_identity(
+        SimpleNamespace(
+            fingerprint="weights",
+            model_type="llama",
+            descriptor=GraphDescriptor(id="a", backend="mlx", graph_abi="b", state_abi="c", artifact="d"),
+            geometry=full_attention(1, 4),
+            composition=Composition(**choices),
+            runtime=SimpleNamespace(device="cpu", device_name="a processor", blas="a library", mlx_version="1"),
+        )
+    )
 
 
 def test_another_revision_of_an_adapter_is_another_namespace():
