@@ -55,8 +55,9 @@ serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
 
 setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the other verbs need into .venv
 
-# The whole suite runs in a process for each core, four at most; a file stays within one. A part runs in one process.
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+# The whole suite runs in a process for each core, four at most; a file stays within one, and files keep their order, which
+# begins with the long ones. A part runs in one process.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null

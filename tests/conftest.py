@@ -76,7 +76,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the demo model, so that `-m "not demo_model"` leaves it out."""
+    """Put the long ones first, so that none is left to one process in the end, and mark what needs the demo model.
+
+    `-m "not demo_model"` leaves that out.
+    """
+    items.sort(key=lambda item: "tests/whole/" not in item.nodeid)
     for item in items:
         if "demo_model_path" in getattr(item, "fixturenames", ()):
             item.add_marker("demo_model")

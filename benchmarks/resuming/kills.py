@@ -10,7 +10,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -77,10 +76,8 @@ class Server:
 
     def __init__(self, model: str, state_dir: Path, flags: Sequence[str] = ()) -> None:
         """Nothing is started yet; `flags` are further ones for `serve`."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        self._command = [sys.executable, "-m", "service.cli", "serve", "--model", model, "--listen", self.address]
+        self.address = "127.0.0.1:0"  # until the first one has told which port it was given
+        self._command = [sys.executable, "-m", "service.cli", "serve", "--model", model]
         self._command += ["--state-dir", str(state_dir), "--device", "cpu", "--log-level", "error", *flags]
         self._process: subprocess.Popen[str] | None = None
 
@@ -89,7 +86,11 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MLX_STREAM_")}
         environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "clients/python/src")])
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            [*self._command, "--listen", self.address],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     async def ready(self) -> None:
@@ -98,6 +99,7 @@ class Server:
         line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), READY_SECONDS)
         if not line.startswith("serving "):
             raise RuntimeError(f"the server did not start: {process.communicate()[1][-2000:]}")
+        self.address = line.split()[-1]
 
     def kill(self) -> None:
         """End the process at once, as a crash does."""

@@ -1,5 +1,6 @@
 """Names of models, adapters and caches are names: none reaches a file, whatever it is made of."""
 
+import asyncio
 import sys
 from contextlib import contextmanager
 
@@ -57,6 +58,7 @@ def files():
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_name_that_could_be_a_path_is_refused_and_opens_nothing(whole, files, name):
     await outcome(whole.generation.Generate(request(1, max_tokens=2)))  # everything that is imported late is there
+    assert await asyncio.to_thread(whole.engine.durable_store.wait_idle, 60)  # the folder of its own has been tidied
     by_model, by_adapter = request(1, max_tokens=2), request(1, max_tokens=2, adapters=[{"id": name}])
     by_model.model = name
     with files.watched() as opened:
