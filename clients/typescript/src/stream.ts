@@ -93,7 +93,8 @@ export class TextStream implements AsyncIterable<string>, Disposable {
         }
       }
     } catch (error) {
-      if (error !== QUIETLY && !this.#finished) throw error;
+      const wasLeftAfterItsEnd = this.#finished && this.#leaving.signal.aborted;
+      if (error !== QUIETLY && !wasLeftAfterItsEnd) throw error;
     } finally {
       bounds.end();
       this.cancel();
