@@ -78,13 +78,16 @@ class Address:
             raise BindError(f"cannot listen on {self}: {os.strerror(codes[0])}")
 
     @contextlib.contextmanager
-    def binding(self) -> Iterator[None]:
-        """Around the call that binds: nothing to prepare."""
-        yield
+    def binding(self) -> Iterator[str]:
+        """Around the call that binds, which is told what to bind: nothing to prepare."""
+        yield str(self)
 
     def bound(self, port: int) -> Address:
         """The same host at the port that was bound."""
         return Address(host=self.host, port=port)
+
+    def release(self) -> None:
+        """Nothing is left of a port that was closed."""
 
 
 def _bind_errno(family: int, socket_address: tuple[object, ...]) -> int:

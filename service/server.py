@@ -88,11 +88,9 @@ def bind(server: grpc.aio.Server, address: ListenAddress, tls: Tls | None = None
     """
     address.require_bindable()
     try:
-        with address.binding():
+        with address.binding() as target:
             port = (
-                server.add_insecure_port(str(address))
-                if tls is None
-                else server.add_secure_port(str(address), tls.credentials())
+                server.add_insecure_port(target) if tls is None else server.add_secure_port(target, tls.credentials())
             )
     except (RuntimeError, OSError):
         raise BindError(f"cannot listen on {address}") from None

@@ -67,6 +67,7 @@ async def serve_engine(
     server = build_server(engine, live, health, durable, offer, telemetry)
     pulse = asyncio.ensure_future(beat(telemetry.meter, telemetry.metrics))
     metrics_server: MetricsServer | None = None
+    address = entrance.address
     try:
         address = bind(server, entrance.address, entrance.tls)
         metrics_server = served_metrics(settings, metrics)
@@ -93,6 +94,7 @@ async def serve_engine(
         pulse.cancel()
         scraping = [] if metrics_server is None else [asyncio.to_thread(metrics_server.close)]
         await asyncio.gather(close(engine, live, health, durable, server, signals), *scraping)
+        address.release()
         telemetry.tracing.close()
 
 

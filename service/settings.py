@@ -6,8 +6,9 @@ named by their files.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -21,6 +22,7 @@ from service import limits
 
 MLX_ENGINE: Final = "mlx"
 SCRIPT_PREFIX: Final = "script:"
+NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 class ServerSettings(BaseModel):
@@ -74,7 +76,7 @@ class ServerSettings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     metrics_listen: str | None = None
-    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/]+/?$")
+    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+/?$")
 
     @property
     def script_file(self) -> Path | None:
@@ -123,6 +125,25 @@ class ServerSettings(BaseModel):
         """Permissions of a Unix socket."""
         return int(self.unix_socket_mode or "600", 8)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_meant(cls, value: object, info: ValidationInfo) -> object:
+        """No truth value and no text that Python alone takes for a number; no empty path, and no `~` for a folder."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = get_args(annotation) or (annotation,)
+        if (int in kinds or float in kinds) and (
+            isinstance(value, bool) or (isinstance(value, str) and not NUMBER.fullmatch(value))
+        ):
+            raise PydanticCustomError("number", "must be a number, got {value}", {"value": repr(value)[:80]})
+        return _path_of(value) if Path in kinds and isinstance(value, (str, Path)) else value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _holds_no_secret(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None and "@" in endpoint:
+            raise PydanticCustomError("secret", "must not hold a user or a password: settings are shown")
+        return endpoint
+
     @field_validator("unix_socket_mode")
     @classmethod
     def _needs_socket(cls, mode: str | None, others: ValidationInfo) -> str | None:
@@ -167,7 +188,7 @@ class ServerSettings(BaseModel):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise PydanticCustomError("adapter", "{name} is given twice", {"name": repr(twice)})
-        return tuple(named)
+        return tuple((name, str(_path_of(folder))) for name, folder in named)
 
     @field_validator("engine")
     @classmethod
@@ -209,6 +230,16 @@ class ServerSettings(BaseModel):
         if limit is not None and others.data.get("prefix_cache_dir") is None:
             raise PydanticCustomError("no_folder", "bounds nothing without prefix_cache_dir")
         return limit
+
+
+def _path_of(value: str | Path) -> Path:
+    """The path; a shell is not always there to put a home folder in the place of `~`."""
+    if not str(value):
+        raise PydanticCustomError("path", "must not be empty")
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise PydanticCustomError("path", "begins with the home folder of nobody") from None
 
 
 def _unless_auto(value: str) -> str | None:

@@ -97,7 +97,7 @@ def _require_pair(files: TlsFiles) -> None:
 def _require_authority(authority: bytes, path: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authority.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError):
+    except (ssl.SSLError, ValueError):  # text that is not ASCII, and a file that is empty
         raise UnusableFileError(f"{path.name} holds no PEM certificates") from None
 
 

@@ -11,6 +11,8 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FILE: Final = click.Path(path_type=Path)
+# As it was typed: settings tell an empty text from the folder in which we are.
+SET_PATH: Final = click.Path()
 
 _FLAGS = (
     click.option("--model", help="Alias, Hugging Face id (org/name), folder, or .gguf file."),
@@ -19,17 +21,17 @@ _FLAGS = (
     click.option("--listen", metavar="HOST:PORT|unix:PATH",
                  help="Where to listen; port 0 picks a free one. Default 127.0.0.1:50051."),
     click.option("--unix-socket-mode", metavar="OCTAL", help="Permissions of a Unix socket. Default 600."),
-    click.option("--state-dir", type=FILE, help="Folder for checkpoints and caches on disk."),
+    click.option("--state-dir", type=SET_PATH, help="Folder for checkpoints and caches on disk."),
     click.option("--config", "config_file", type=FILE, envvar="MLX_STREAM_CONFIG",
                  help="TOML file with the same keys as these flags, with underscores."),
     click.option("--insecure", is_flag=True, default=None,
                  help="Listen unencrypted on an address that others can reach."),
-    click.option("--tls-cert", type=FILE,
+    click.option("--tls-cert", type=SET_PATH,
                  help="PEM certificate chain; it and the next two are read again when changed."),
-    click.option("--tls-key", type=FILE, help="PEM private key of the certificate."),
-    click.option("--tls-client-ca", type=FILE,
+    click.option("--tls-key", type=SET_PATH, help="PEM private key of the certificate."),
+    click.option("--tls-client-ca", type=SET_PATH,
                  help="PEM certificates; clients must present one that these have signed."),
-    click.option("--tokens-file", type=FILE, help="TOML file of bearer tokens and what each permits."),
+    click.option("--tokens-file", type=SET_PATH, help="TOML file of bearer tokens and what each permits."),
     click.option("--admin/--no-admin", default=None, help="Offer AdminService. Default: on a local address alone."),
     click.option("--reflection/--no-reflection", default=None,
                  help="Offer server reflection. Default: on a local address alone."),
@@ -58,7 +60,7 @@ _FLAGS = (
                  "Slower. Default: off."),
     click.option("--prefix-cache-bytes", type=int, help="Memory for states of earlier prompts, within --state-bytes "
                  "and given back when generations need it. Default: a quarter of it; 0: none."),
-    click.option("--prefix-cache-dir", type=FILE,
+    click.option("--prefix-cache-dir", type=SET_PATH,
                  help="Folder that keeps states of long prompts across restarts. Default: none is kept."),
     click.option("--prefix-cache-disk-bytes", type=int, help="Size of that folder. Default 8 GiB."),
     click.option("--kv-storage", help="How keys and values are stored: plain, affine4 or affine8 (-g32, -g64, -g128), "
@@ -66,7 +68,7 @@ _FLAGS = (
                  "-start{tokens}. Default plain."),
     click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
                  help="LoRA adapter that requests may select by its name; may be repeated."),
-    click.option("--adapters-dir", type=FILE,
+    click.option("--adapters-dir", type=SET_PATH,
                  help="Folder below which AdminService may mount more of them. Default: none."),
     click.option("--checkpoint-bytes", type=int, help="Size of what is kept of durable generations under --state-dir. "
                  "Default 8 GiB; 0: generations cannot be durable."),

@@ -83,6 +83,7 @@ async def serve(
             durable.close()
             health.end_watches()
             await server.stop(None)
+            address.release()
 
 
 def open_channel(address: ListenAddress, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:

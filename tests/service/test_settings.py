@@ -39,6 +39,40 @@ def test_flags_come_before_variables_before_the_file(tmp_path: Path, monkeypatch
     assert (settings.model, settings.listen, settings.max_rows) == ("flag", "127.0.0.1:2", 3)
 
 
+@pytest.mark.parametrize("value", [True, " 8", "8_0", "0x8", "\uff18"])
+def test_what_only_looks_like_a_number_is_refused(value: object) -> None:
+    with pytest.raises(SettingsError, match="max_rows: must be a number"):
+        load_settings({"model": "m", "max_rows": value}, None)
+    with pytest.raises(SettingsError, match="keepalive_seconds: must be a number"):
+        load_settings({"model": "m", "keepalive_seconds": value}, None)
+
+
+def test_numbers_of_variables_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_STREAM_MAX_ROWS", "8")
+    monkeypatch.setenv("MLX_STREAM_KEEPALIVE_SECONDS", "2.5e1")
+    settings = load_settings({"model": "m"}, None)
+    assert (settings.max_rows, settings.keepalive_seconds) == (8, 25.0)
+
+
+def test_a_path_that_is_empty_is_refused_and_a_home_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match="state_dir: must not be empty"):
+        load_settings({"model": "m"}, write(tmp_path, 'state_dir = ""\n'))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = load_settings({"model": "m", "adapters": ["a=~/a"]}, write(tmp_path, 'state_dir = "~/x"\n'))
+    assert settings.state_dir == tmp_path / "x"
+    assert settings.adapters == (("a", tmp_path / "a"),)
+
+
+@pytest.mark.parametrize("endpoint", ["http://user:secret@h:1", "http://h:1?key=secret", "http://h:1#secret"])
+def test_an_endpoint_holds_no_secret_and_is_not_repeated(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="otlp_endpoint") as refused:
+        load_settings({"model": "m", "otlp_endpoint": endpoint}, None)
+    assert "secret@" not in str(refused.value)
+    assert "=secret" not in str(refused.value)
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_STREAM_MAX_ROWS", "")
     assert load_settings({"model": "m"}, None).max_rows == 32

@@ -99,6 +99,7 @@ def test_files_that_cannot_be_used_are_refused_by_name_alone(authority: Authorit
     leaf, folder = authority.issue("named"), tmp_path / "secret-folder"
     good = copied(leaf, folder)
     (folder / "words.crt").write_text("not a certificate")
+    (folder / "empty.crt").touch()
     (folder / "large.crt").write_bytes(b"x" * (1024 * 1024 + 1))
     os.mkfifo(folder / "pipe.crt")
     encrypted = ("pkey", "-in", str(good.key), "-out", str(folder / "locked.key"), "-aes256", "-passout", "pass:secret")
@@ -111,6 +112,7 @@ def test_files_that_cannot_be_used_are_refused_by_name_alone(authority: Authorit
         ("none.crt", "server.key", None): "none.crt: No such file",
         ("pipe.crt", "server.key", None): "pipe.crt: not a regular file",
         ("large.crt", "server.key", None): "large.crt: larger than",
+        ("server.crt", "server.key", "empty.crt"): "empty.crt holds no PEM certificates",
         ("server.crt", "server.key", "words.crt"): "words.crt holds no PEM certificates",
     }
     for (certificate, key, authority_name), told in cases.items():

@@ -92,6 +92,28 @@ def test_what_can_be_no_path_of_a_socket_is_refused(text: str) -> None:
         parse_listen(text)
 
 
+@pytest.mark.parametrize("character", "%?#")
+def test_a_path_that_clients_would_not_find_is_refused_by_its_character(character: str) -> None:
+    with pytest.raises(AddressError, match=rf"must not hold '\{character}'"):
+        parse_listen(f"unix:/run/a{character}20b")
+
+
+def test_a_folder_without_room_for_another_name_is_refused() -> None:
+    with pytest.raises(AddressError, match=r"folder of a socket has at most \d+ bytes, got 104"):
+        parse_listen("unix:/" + "x" * 103 + "/s")
+
+
+async def test_a_server_that_ends_leaves_the_socket_of_the_next_one_alone(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    async with contextlib.AsyncExitStack() as after:
+        async with serve(FakeEngine(), at=UnixAddress(path=path)):
+            path.unlink()
+            running = await after.enter_async_context(serve(FakeEngine(), at=UnixAddress(path=path)))
+        assert path.is_socket()
+        assert (await read_all(running.generation.Generate(text_request())))[1] is None
+    assert not path.exists()
+
+
 def test_an_address_reads_and_prints_the_same() -> None:
     address = parse_listen("unix:/run/a b.sock", unix_mode=0o660)
     assert isinstance(address, UnixAddress)
