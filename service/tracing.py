@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from service.rpc import Context
 
 TRACE_KEYS: Final = ("traceparent", "tracestate")
+INSTALL: Final = ".venv/bin/python -m pip install -e '.[otel]'"
 LONGEST_TRACE_VALUE: Final = 512
 # Options that the conventions for generative AI have attributes for.
 TRACED_OPTIONS: Final = (
@@ -57,7 +58,7 @@ def open_tracing(endpoint: str | None) -> Tracing:
     try:
         spans = importlib.import_module("service.tracing_spans")
     except ImportError:
-        raise StartError("--otlp-endpoint: needs OpenTelemetry: pip install 'mlx-stream[otel]'") from None
+        raise StartError(f"--otlp-endpoint: needs OpenTelemetry; in the checkout: {INSTALL}") from None
     tracing: Tracing = spans.open_exporter(endpoint)
     return tracing
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PACKAGE: Final = "mlx_lm"
-EXTRA: Final = "mlx-stream[mlx-lm]"
+INSTALL: Final = ".venv/bin/python -m pip install -e '.[mlx-lm]'"
 UNSTATED_CONTEXT_TOKENS: Final = 2**17
 """The context of a model whose configuration states none, as recurrent ones do not."""
 
@@ -172,7 +172,8 @@ def _require_architecture(name: str) -> None:
     if spec is None:
         raise UnsupportedArtifactError(
             CONFIG_FILE,
-            f"model_type {name!r} is not supported; supported: {known}; `pip install '{EXTRA}'` adds what mlx-lm knows",
+            f"model_type {name!r} is not supported; supported: {known}; `{INSTALL}`, in the checkout, adds what mlx-lm"
+            " knows",
         )
     modules = [Path(place, "models", f"{name}.py") for place in spec.submodule_search_locations or ()]
     if not _NAME.fullmatch(name) or not (name in RENAMED or any(map(_is_architecture, modules))):

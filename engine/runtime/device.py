@@ -25,7 +25,7 @@ def offered_devices() -> frozenset[Device]:
         ConfigurationError: mlx is not installed.
     """
     if importlib.util.find_spec("mlx") is None:
-        raise ConfigurationError("device", "mlx is not installed; install mlx-stream[cpu], [metal] or [cuda]")
+        raise ConfigurationError("device", "mlx is not installed; in the checkout, `make setup` installs it")
     gpus = {device for name, device in _GPU_DISTRIBUTIONS.items() if _is_installed(name)}
     return frozenset({"cpu", *gpus})
 
@@ -42,7 +42,9 @@ def choose_device(
         return _best_of(offered, driver_present or nvidia_driver_present)
     if wish not in offered:
         found = ", ".join(sorted(offered))
-        raise ConfigurationError("device", f"{wish} needs mlx-stream[{wish}]; the installed mlx offers {found}")
+        raise ConfigurationError(
+            "device", f"the installed mlx offers {found}; in the checkout, `make setup DEVICE={wish}` is for {wish}"
+        )
     return cast("Device", wish)
 
 

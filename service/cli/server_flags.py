@@ -21,7 +21,8 @@ _FLAGS = (
     click.option("--listen", metavar="HOST:PORT|unix:PATH",
                  help="Where to listen; port 0 picks a free one. Default 127.0.0.1:50051."),
     click.option("--unix-socket-mode", metavar="OCTAL", help="Permissions of a Unix socket. Default 600."),
-    click.option("--state-dir", type=SET_PATH, help="Folder for checkpoints and caches on disk."),
+    click.option("--state-dir", type=SET_PATH, help="Folder for checkpoints and caches on disk. "
+                 "Default: ~/.local/state/mlx-stream; on macOS, ~/Library/Application Support/mlx-stream."),
     click.option("--config", "config_file", type=FILE, envvar="MLX_STREAM_CONFIG",
                  help="TOML file with the same keys as these flags, with underscores."),
     click.option("--insecure", is_flag=True, default=None,

@@ -95,7 +95,7 @@ def test_without_the_extra_an_endpoint_is_refused_in_one_line(monkeypatch: pytes
 
     monkeypatch.delitem(sys.modules, "service.tracing_spans", raising=False)
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(StartError, match=r"pip install 'mlx-stream\[otel\]'"):
+    with pytest.raises(StartError, match=r"in the checkout: \.venv/bin/python -m pip install -e '\.\[otel\]'$"):
         open_tracing("http://127.0.0.1:4317")
 
 

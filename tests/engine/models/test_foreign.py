@@ -266,7 +266,7 @@ def test_without_the_extra_the_refusal_says_what_to_install(tmp_path, monkeypatc
     tiny_foreign.write(tmp_path / "m", ARCHITECTURES["stablelm"])
     monkeypatch.setattr(foreign_config, "find_spec", lambda name: None)
     with pytest.raises(
-        UnsupportedArtifactError, match=r"model_type 'stablelm' .*`pip install 'mlx-stream\[mlx-lm\]'` adds"
+        UnsupportedArtifactError, match=r"model_type 'stablelm' .*python -m pip install -e '\.\[mlx-lm\]'`"
     ):
         open_artifact(tmp_path / "m")
     monkeypatch.undo()

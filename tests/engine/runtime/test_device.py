@@ -32,7 +32,7 @@ def test_a_wish_is_honoured_where_it_is_offered(wish: str) -> None:
 
 def test_a_wish_that_is_not_offered_names_what_to_install() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"device: cuda needs mlx-stream\[cuda\]; the installed mlx offers cpu"
+        ConfigurationError, match=r"device: the installed mlx offers cpu; in the checkout, `make setup DEVICE=cuda`"
     ):
         choose_device("cuda", offered={"cpu"})
 
