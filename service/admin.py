@@ -105,7 +105,7 @@ class AdminHandlers:
         """A page of the mounted adapters, by id."""
         model = self._engine.model
         if decode_model(request.model) not in ("", model.name):
-            raise NotFoundError("model", request.model)
+            raise NotFoundError("model", request.model, (model.name,))
         page, next_page_token = page_of(
             sorted(model.adapters, key=lambda adapter: adapter.id),
             name=lambda adapter: adapter.id,

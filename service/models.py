@@ -102,7 +102,7 @@ class ModelHandlers:
         """The served model; another name is not found."""
         model = self._engine.model
         if decode_model(name) not in ("", model.name):
-            raise NotFoundError("model", name)
+            raise NotFoundError("model", name, (model.name,))
         return model
 
 

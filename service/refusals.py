@@ -51,7 +51,7 @@ class MessageLateError(OverloadedError):
     def __init__(self, *, limit_seconds: float) -> None:
         whole_seconds = math.ceil(limit_seconds)
         super().__init__(
-            "the time in which a message must arrive, in seconds,",
+            "the time in which a message must arrive, in seconds",
             limit=whole_seconds,
             used=whole_seconds,
             retry_after_seconds=RETRY_SECONDS,

@@ -178,7 +178,7 @@ class OverloadedError(EngineError):
         self.limit = limit
         self.used = used
         self.retry_after_seconds = retry_after_seconds
-        super().__init__(f"{resource} is full: {used} of {limit}; retry after {retry_after_seconds:g} s")
+        super().__init__(f"{resource}: {used} of {limit} taken; retry after {retry_after_seconds:g} s")
 
 
 class QueueTimeError(OverloadedError):

@@ -433,7 +433,7 @@ class Engine:
     def _resolve_model(self, name: str) -> Resident:
         resident = self._ready()
         if name and name != resident.info.name:
-            raise NotFoundError("model", name)
+            raise NotFoundError("model", name, (resident.info.name,))
         return resident
 
     def _ready(self) -> Resident:

@@ -173,7 +173,7 @@ class Residency:
         if self.current is None:
             raise UnavailableError("unloaded", "no model is loaded")
         if name and name != self.current.info.name:
-            raise NotFoundError("model", name)
+            raise NotFoundError("model", name, (self.current.info.name,))
         return self.current
 
     def memory(self) -> MemoryReading | None:

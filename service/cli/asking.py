@@ -5,17 +5,34 @@ from __future__ import annotations
 import functools
 import shlex
 import shutil
+import ssl
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import click
+import grpc
 from rich.console import Console
 
-from mlxstream import Client, InvalidRequestError, LocalReason, MlxStreamError, Tls
+from mlxstream import (
+    AlreadyExistsError,
+    AuthenticationError,
+    Client,
+    FailedPreconditionError,
+    InvalidRequestError,
+    LocalReason,
+    MlxStreamError,
+    NotFoundError,
+    OutOfRangeError,
+    OverloadedError,
+    Tls,
+    UnavailableError,
+    UnsupportedError,
+)
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS
 from service.cli.canvas import CanvasView
 from service.cli.terminal import harmless, tokens
@@ -37,8 +54,9 @@ _TIMEOUT_FLAG: Final = click.option(
 )
 _SERVER_FLAGS = (
     click.option("--target", default=DEFAULT_TARGET, show_default=True, help="HOST:PORT or unix:PATH of the server."),
-    click.option("--ca", "ca_file", type=_FILE, help="Certificates to trust; encrypts the connection."),
-    click.option("--cert", "cert_file", type=_FILE, help="Certificate to present; needs --ca and --key."),
+    click.option("--tls", "encrypted", is_flag=True, help="Encrypt the connection; trust the system's authorities."),
+    click.option("--ca", "ca_file", type=_FILE, help="Certificates to trust in their place; implies --tls."),
+    click.option("--cert", "cert_file", type=_FILE, help="Certificate to present; needs --key, and --ca or --tls."),
     click.option("--key", "key_file", type=_FILE, help="Its key."),
     click.option("--token-file", type=_FILE, help="File that holds a bearer token."),
 )  # fmt: skip
@@ -70,13 +88,15 @@ def server_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def asking(
         *,
+        encrypted: bool,
         ca_file: Path | None,
         cert_file: Path | None,
         key_file: Path | None,
         token_file: Path | None,
         **others: Any,
     ) -> None:
-        command(credentials=_credentials(ca_file, cert_file, key_file, token_file), **others)
+        tls = _tls(ca_file, cert_file, key_file, encrypted=encrypted)
+        command(credentials=Credentials(tls=tls, token=_token(token_file)), **others)
 
     flagged: Callable[..., None] = asking
     for flag in reversed(_SERVER_FLAGS):
@@ -86,24 +106,48 @@ def server_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def flags_as_given() -> str:
     """What the user typed to say whom to ask, and as whom, for a further command; each flag begins with a blank."""
-    context = click.get_current_context()
-    names = ("target", "ca_file", "cert_file", "key_file", "token_file")
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return ""
+    names = ("target", "encrypted", "ca_file", "cert_file", "key_file", "token_file")
     return "".join(
-        f" {parameter.opts[0]} {shlex.quote(str(context.params[name]))}"
+        f" {parameter.opts[0]}" + ("" if name == "encrypted" else f" {shlex.quote(str(context.params[name]))}")
         for parameter in context.command.params
         if (name := parameter.name) in names
         and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     )
 
 
-def _credentials(
-    ca_file: Path | None, cert_file: Path | None, key_file: Path | None, token_file: Path | None
-) -> Credentials:
-    if (cert_file is None) != (key_file is None) or (cert_file is not None and ca_file is None):
-        raise click.UsageError("--cert and --key come together, and need --ca")
-    tls = None if ca_file is None else Tls.from_files(ca=ca_file, certificate=cert_file, key=key_file)
-    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
-    return Credentials(tls=tls, token=token)
+def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, encrypted: bool) -> Tls | None:
+    """What the files hold, once the standard library can use them: gRPC would fail later, and in its own words."""
+    encrypted = encrypted or ca_file is not None
+    if (cert_file is None) != (key_file is None) or (cert_file is not None and not encrypted):
+        raise click.UsageError("--cert and --key come together, and need --ca or --tls")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(cadata=ca_file.read_bytes().decode("ascii"))
+        except (ssl.SSLError, ValueError):  # text that is not ASCII, and a file that is empty
+            raise click.UsageError(f"--ca {ca_file}: holds no PEM certificate") from None
+    if cert_file is not None and key_file is not None:
+        try:
+            context.load_cert_chain(cert_file, key_file, password=lambda: "")  # an encrypted key fails, and asks nobody
+        except ssl.SSLError as error:
+            why = "do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "hold no certificate and key"
+            raise click.UsageError(f"--cert {cert_file} and --key {key_file} {why}") from None
+    return Tls.from_files(ca=ca_file, certificate=cert_file, key=key_file) if encrypted else None
+
+
+def _token(token_file: Path | None) -> str | None:
+    if token_file is None:
+        return None
+    try:
+        token = token_file.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError:
+        raise click.UsageError(f"--token-file {token_file}: a token is made of visible ASCII characters") from None
+    if not token:
+        raise click.UsageError(f"--token-file {token_file}: is empty")
+    return token
 
 
 class Failure(click.ClickException):
@@ -117,13 +161,30 @@ class Refused(Failure):
 
 
 class Unreachable(Failure):
-    """No server is there to answer; scripts can tell it by its status."""
+    """No server is there to answer, or none that takes the call now; scripts that try again can tell it."""
 
     exit_code = 69
 
 
 # A server that encrypts, or that wants a certificate, ends the connection without a word of why.
-_SECURED: Final = "if one runs there, it may want TLS (--ca) or a certificate (--cert, --key)"
+_SECURED: Final = "what listens there may want TLS (--tls, --ca) or a certificate (--cert, --key)"
+_TLS_ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "WRONG_VERSION_NUMBER": "leave out --tls, --ca, --cert and --key",
+        "Hostname Verification": "--target must use a name that it is for",
+        "CERTIFICATE_VERIFY_FAILED": "--ca names a file of the certificates to trust",
+    }
+)
+# The same request would fail the same way, however often it is made.
+_NEVER: Final = (
+    AlreadyExistsError,
+    AuthenticationError,
+    FailedPreconditionError,
+    InvalidRequestError,
+    NotFoundError,
+    OutOfRangeError,
+    UnsupportedError,
+)
 _AWAY: Final = (LocalReason.UNREACHABLE, LocalReason.UNRESOLVABLE_TARGET, LocalReason.CONNECTION_LOST)
 
 
@@ -147,9 +208,13 @@ def connected(target: str, timeout_seconds: float, credentials: Credentials | No
 
 
 def _failure_of(error: MlxStreamError) -> type[Failure]:
-    if is_away(error):
+    if error.reason == LocalReason.TLS_FAILED:
+        return Refused
+    if isinstance(error, OverloadedError):  # what is too large for the server at any time comes without a pause
+        return Refused if error.retry_after_seconds is None else Unreachable
+    if isinstance(error, UnavailableError):
         return Unreachable
-    return Refused if isinstance(error, InvalidRequestError) else Failure
+    return Refused if isinstance(error, _NEVER) else Failure
 
 
 def is_away(error: MlxStreamError) -> bool:
@@ -160,7 +225,9 @@ def is_away(error: MlxStreamError) -> bool:
 def explained(error: MlxStreamError) -> str:
     """One line that says what went wrong, and what helps."""
     if error.reason == LocalReason.UNREACHABLE:
-        return f"{error.message}; start one with `{command_as_invoked()} serve --model smollm2-135m`, or " + _SECURED
+        return f"{error.message}; {_way_to(error.metadata['target'], error.metadata.get('cause', ''))}"
+    if error.reason == LocalReason.TLS_FAILED and (advice := _TLS_ADVICE.get(error.metadata.get("cause", ""))):
+        return f"{error.message}; {advice}"
     if error.reason == LocalReason.UNRESOLVABLE_TARGET:
         return f"{error.message}; --target takes HOST:PORT or unix:PATH"
     if error.reason == LocalReason.CONNECTION_LOST:
@@ -170,9 +237,19 @@ def explained(error: MlxStreamError) -> str:
     if error.reason == LocalReason.DEADLINE:
         generated_tokens = int(error.metadata["generated_tokens"])
         return f"stopped after {error.metadata['timeout_seconds']} s (--timeout), {tokens(generated_tokens)}"
-    if error.retry_after_seconds is not None:
+    if error.code is grpc.StatusCode.UNAUTHENTICATED and "--token-file" not in flags_as_given():
+        return f"{error.message}; give --token-file FILE"
+    if error.retry_after_seconds is not None and "retry after" not in error.message:
         return f"{error.message} (try again in {error.retry_after_seconds:g} s)"
     return error.message
+
+
+def _way_to(target: str, cause: str) -> str:
+    """What helps where no connection to `target` came about: somebody listens and hangs up, or nobody is there."""
+    if cause in {"Socket closed", "Connection reset by peer"}:
+        return _SECURED
+    listen = "" if target == DEFAULT_TARGET else f" --listen {shlex.quote(target)}"
+    return f"start one with `{command_as_invoked()} serve --model smollm2-135m{listen}`"
 
 
 def command_as_invoked() -> str:

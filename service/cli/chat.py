@@ -12,9 +12,12 @@ from rich.console import Console
 from mlxstream import Client, MlxStreamError
 from service.cli.asking import Credentials, connected, connection_flags, explained, is_away
 from service.cli.option_flags import option_flags, set_options
-from service.cli.terminal import PROGRESS_DELIVERY, Terminal
+from service.cli.terminal import PROGRESS_DELIVERY, Terminal, harmless
 
-HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C cancels an answer"
+HELP = (
+    "/reset forgets the conversation, /retry asks again what got no answer, /exit or Ctrl-D leaves, "
+    "Ctrl-C cancels an answer"
+)
 LEAVING = "Ctrl-D or /exit leaves"
 
 
@@ -66,7 +69,7 @@ class Conversation:
             elif line == "/retry":
                 self._retry()
             elif line.startswith("/"):
-                self._terminal.note(HELP)
+                self._terminal.note(f"unknown command {harmless(line.split()[0])}: {HELP}")
             elif line:
                 self._answer(line)
 

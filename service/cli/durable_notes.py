@@ -49,8 +49,13 @@ def hinted(terminal: Terminal, stream: TextStream, generation_id: str = "") -> I
     """If the block ends because the server is away, or time is up: say how to go on. `generation_id`: see below."""
     try:
         yield
-    except (UnavailableError, StreamCutError, DeadlineExceededError):
-        if generation_id or stream.started is not None:
+    except (UnavailableError, StreamCutError, DeadlineExceededError) as error:
+        was_asked = error.reason not in {
+            LocalReason.UNREACHABLE,
+            LocalReason.UNRESOLVABLE_TARGET,
+            LocalReason.TLS_FAILED,
+        }
+        if stream.started is not None or (generation_id and was_asked):
             tell_how_to_go_on(terminal, stream, generation_id)
         raise
 

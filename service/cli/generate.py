@@ -53,11 +53,12 @@ def generate(
     credentials: Credentials,
     **options: Any,
 ) -> None:
-    """Stream the answer to PROMPT. Without PROMPT, or with -, it is read from standard input.
+    """Stream the answer to PROMPT. Without PROMPT, what is piped in is read; with -, standard input in any case.
 
     The text goes to standard output, statistics go to standard error. Ctrl-C cancels the generation; `resume` goes on
     with a durable one.
-    Exit status: 0 finished, 1 failed, 2 wrong usage or refused, 69 no server, 130 cancelled.
+    Exit status: 0 finished, 1 failed, 2 wrong usage or refused for good, 69 no server, or none that takes it now,
+    130 cancelled.
     """
     needing = "--system" if system is not None else "--image" if image_files else ""
     if needing and chat is False:

@@ -8,6 +8,8 @@ from typing import Final
 
 import click
 
+from service.libraries import silence_grpc_core
+
 # Each module `service.cli.NAME` holds the command under the same name.
 COMMANDS: Final = MappingProxyType(
     {
@@ -34,6 +36,7 @@ class LazyGroup(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
+        silence_grpc_core()  # what it has to say, our own messages say
         command: click.Command = getattr(importlib.import_module(f"service.cli.{cmd_name}"), cmd_name)
         return command
 

@@ -16,7 +16,7 @@ from typing import TextIO
 from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
-from mlxstream import FinishReason, TextStream
+from mlxstream import FinishReason, MlxStreamError, TextStream
 from mlxstream.v1.event_pb2 import Heartbeat
 from mlxstream.v1.result_pb2 import GeneratedToken
 from service.cli.canvas import CanvasView
@@ -66,16 +66,21 @@ class Terminal:
         """
         self._pieces, self._tokens, self._prefill = [], [], Heartbeat()
         self._is_within_line = False
-        began, interrupted = time.monotonic(), False
+        began, interrupted, ended = time.monotonic(), False, ""
         self._space()
         try:
             with stream:
                 self._follow(stream)
         except KeyboardInterrupt:
             interrupted = True
+        except MlxStreamError as error:
+            ended = _end_by_the_server(stream, error)
+            raise
         finally:
             self._put_what_was_drawn()
             self._end_line()
+            if ended:
+                self.note(ended)
         self.note(self._cancellation(stream, time.monotonic() - began) if interrupted else account(stream))
         self._space()
         return Answer(text="".join(self._pieces), tokens=tuple(self._tokens), interrupted=interrupted)
@@ -149,6 +154,14 @@ class Terminal:
             done, total = self._prefill.prefilled_tokens, self._prefill.prompt_tokens
             return f"cancelled after reading {done} of {tokens(total)} of the prompt"
         return "cancelled before the first token"
+
+
+def _end_by_the_server(stream: TextStream, error: MlxStreamError) -> str:
+    """How far an answer had come that the server ended; empty where nothing had, or where the error itself tells."""
+    generated_tokens = stream.usage.generated_tokens
+    if not generated_tokens or "generated_tokens" in error.metadata:
+        return ""
+    return f"ended by the server after {tokens(generated_tokens)}"
 
 
 def show_as_json(stream: TextStream, output: TextIO) -> None:

@@ -36,6 +36,8 @@ def test_exit_leaves_and_another_command_is_explained(run: Run, server: Threaded
     result = run("chat", stdin="/what\n/exit\nnever asked\n")
     assert result.exit_code == 0
     assert result.stderr.count("/reset forgets") == 2
+    assert "unknown command /what: /reset" in result.stderr
+    assert "/retry asks again" in result.stderr
     assert server.scripted.generations.requests == []
 
 

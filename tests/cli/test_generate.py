@@ -15,7 +15,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from rich.console import Console
 
 from mlxstream.v1.event_pb2 import TokenChunk
@@ -277,9 +278,15 @@ def test_nobody_at_the_target_is_one_clear_line_and_a_status_of_its_own(run: Run
     assert (result.exit_code, result.stdout) == (69, "")
     (line,) = result.stderr.strip().splitlines()
     assert line.startswith("Error: no server answers at 127.0.0.1:1 (")
-    assert line.endswith(
-        "serve --model smollm2-135m`, or if one runs there, it may want TLS (--ca) or a certificate (--cert, --key)"
-    )
+    assert line.endswith(" serve --model smollm2-135m --listen 127.0.0.1:1`")
+
+
+def test_the_hint_to_start_a_server_names_the_socket_that_was_asked(run: Run, tmp_path: Path) -> None:
+    target = f"unix:{tmp_path / 'no such.sock'}"
+    result = run("generate", "hi", "--target", target)
+    assert result.exit_code == 69
+    assert result.stderr.endswith(f"serve --model smollm2-135m --listen '{target}'`\n")
+    assert "TLS" not in result.stderr
 
 
 @pytest.mark.parametrize("target", ["localhost", "http://localhost:50051", "localhost:99999", ""])
@@ -358,7 +365,59 @@ def test_a_refusal_is_the_servers_own_message(run: Run, server: ThreadedServer) 
 
     server.scripted.generations.behaviour = refuse
     result = run("generate", "hi")
-    assert (result.exit_code, result.stderr) == (1, "Error: the engine is loading\n")
+    assert (result.exit_code, result.stderr) == (69, "Error: the engine is loading\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "status"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", 69),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "INSUFFICIENT_MEMORY", 2),
+        (grpc.StatusCode.UNIMPLEMENTED, "UNSUPPORTED_OPTION", 2),
+        (grpc.StatusCode.NOT_FOUND, "NOT_FOUND", 2),
+        (grpc.StatusCode.FAILED_PRECONDITION, "CONFIGURATION", 2),
+        (grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED", 2),
+        (grpc.StatusCode.INTERNAL, "INTERNAL", 1),
+        (grpc.StatusCode.CANCELLED, "ABORTED", 1),
+    ],
+)
+def test_the_status_tells_what_can_never_succeed_from_what_may_later(
+    run: Run, server: ThreadedServer, code: grpc.StatusCode, reason: str, status: int
+) -> None:
+    async def refuse(_request: GenerateRequest, context: Context) -> None:
+        await abort(context, code, "refused", ErrorInfo(reason=reason))
+
+    server.scripted.generations.behaviour = refuse
+    assert run("generate", "hi").exit_code == status
+
+
+def test_a_server_that_is_full_is_a_status_to_try_again_on_and_tells_its_pause_once(
+    run: Run, server: ThreadedServer
+) -> None:
+    message = "concurrent calls: 1 of 1 taken; retry after 1 s"
+
+    async def refuse(_request: GenerateRequest, context: Context) -> None:
+        info, pause = ErrorInfo(reason="OVERLOADED"), RetryInfo(retry_delay=Duration(seconds=1))
+        await abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, message, info, pause)
+
+    server.scripted.generations.behaviour = refuse
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stderr) == (69, f"Error: {message}\n")
+
+
+def test_an_answer_that_the_server_ended_says_how_far_it_had_come(run: Run, server: ThreadedServer) -> None:
+    async def stop(_request: GenerateRequest, context: Context) -> None:
+        events = Events(context)
+        await events.start()
+        await events.text("half")
+        await abort(
+            context, grpc.StatusCode.UNAVAILABLE, "the service is shutting down", ErrorInfo(reason="UNAVAILABLE")
+        )
+
+    server.scripted.generations.behaviour = stop
+    result = run("generate", "hi")
+    assert (result.exit_code, result.stdout) == (69, "half\n")
+    assert result.stderr == "ended by the server after 1 token\nError: the service is shutting down\n"
 
 
 @pytest.mark.parametrize("count", ["-3", "0"])

@@ -143,5 +143,15 @@ def test_what_cannot_be_resumed_is_one_line(run: Run, server: ThreadedServer, co
 
     server.scripted.generations.behaviour = refuse
     result = run("resume", "g1")
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2 if code is grpc.StatusCode.NOT_FOUND else 1, "")
     assert result.stderr == "Error: no such thing\n"
+
+
+def test_resuming_where_no_server_is_does_not_hint_at_the_same_command(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = functools.partial(mlxstream.Durability, first_patience_seconds=0.0)
+    monkeypatch.setattr(durable_notes, "Durability", brief)
+    result = run("resume", "xyz", "--target", "127.0.0.1:1")
+    assert result.exit_code == 69
+    assert "go on with" not in result.stderr

@@ -29,7 +29,7 @@ GENERATE = "/mlxstream.v1.GenerationService/Generate"
 CHECK = "/grpc.health.v1.Health/Check"
 ABORT = "/mlxstream.v1.GenerationService/Abort"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
-LATE = b"the time in which a message must arrive, in seconds, is full: 1 of 1"
+LATE = b"the time in which a message must arrive, in seconds: 1 of 1 taken"
 WAIT_SECONDS = 60
 
 

@@ -42,7 +42,9 @@ async def test_an_answer_comes_over_tls_with_a_certificate_and_a_token(
         target = str(running.address)
         answered = await generated(target, *identity, "--token-file", token_file)
         assert (answered.exit_code, answered.stdout) == (0, "Hello!\n")
-        assert (await generated(target, *identity)).exit_code == 1
+        unknown = await generated(target, *identity)
+        assert unknown.exit_code == 2
+        assert "bearer token; give --token-file FILE" in " ".join(unknown.output.split())
         strange = await generated(target, "--ca", authority.certificate)
         assert strange.exit_code == 69
         assert "a certificate (--cert, --key)" in strange.output
@@ -58,3 +60,56 @@ async def test_half_an_identity_is_wrong_usage(tmp_path: Path, flags: tuple[str,
     result = await generated("127.0.0.1:1", *(flag.format(file=file) for flag in flags))
     assert result.exit_code == 2
     assert "need --ca" in result.output
+
+
+async def test_a_mistake_about_tls_names_itself_and_is_wrong_usage(authority: Authority, tmp_path: Path) -> None:
+    tls = Tls(TlsFiles(certificate=(leaf := authority.issue("asked")).certificate, key=leaf.key))
+    other, elsewhere = Authority.made(tmp_path / "other"), authority.issue("elsewhere", "DNS:elsewhere.example")
+    of_another_name = Tls(TlsFiles(certificate=elsewhere.certificate, key=elsewhere.key))
+    async with serve(FakeEngine()) as plain:
+        result = await generated(str(plain.address), "--ca", authority.certificate)
+        assert (result.exit_code, result.output) == (
+            2,
+            f"Error: the server at {plain.address} speaks without TLS; leave out --tls, --ca, --cert and --key\n",
+        )
+    async with serve(FakeEngine(), tls=tls, credentials=authority.client_credentials(leaf)) as encrypted:
+        untrusted = await generated(str(encrypted.address), "--ca", other.certificate)
+        by_default = await generated(str(encrypted.address), "--tls")
+        assert (untrusted.exit_code, by_default.exit_code) == (2, 2)
+        assert "cannot be trusted" in untrusted.output
+        assert "--ca names a file of the certificates to trust" in by_default.output
+        silent = await generated(str(encrypted.address))
+        assert (silent.exit_code, "what listens there may want TLS (--tls, --ca)" in silent.output) == (69, True)
+    async with serve(FakeEngine(), tls=of_another_name) as misnamed:
+        result = await generated(str(misnamed.address), "--ca", authority.certificate)
+        assert result.exit_code == 2
+        assert "is for another name; --target must use a name that it is for" in result.output
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[team]\n", "\u00e9", "-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----"]
+)
+async def test_an_authority_that_holds_no_certificate_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(content, encoding="utf-8")
+    result = await generated("127.0.0.1:1", "--ca", file)
+    assert result.exit_code == 2
+    assert f"--ca {file}: holds no PEM certificate" in result.output
+
+
+async def test_a_certificate_and_a_key_of_another_one_are_wrong_usage(authority: Authority) -> None:
+    one, two = authority.issue("one"), authority.issue("two")
+    result = await generated("127.0.0.1:1", "--tls", "--cert", one.certificate, "--key", two.key)
+    assert (result.exit_code, "do not belong together" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [("", "is empty"), ("\n", "is empty"), ("\u00e9", "visible ASCII characters")]
+)
+async def test_a_token_file_that_holds_no_token_is_named(tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "token"
+    file.write_text(content, encoding="utf-8")
+    result = await generated("127.0.0.1:1", "--token-file", file)
+    assert result.exit_code == 2
+    assert f"--token-file {file}: " in result.output
+    assert told in result.output

@@ -223,6 +223,8 @@ class AsyncClient:
             ValueError: A value does not fit its field.
             MlxStreamError: The generation failed.
         """
+        if "durable" in options:
+            raise TypeError("durable belongs to stream: an answer that comes at once cannot be gone on with")
         request = generation_request(
             CompleteRequest, prompt, options, delivery=delivery, model=model, request_id=request_id
         )

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from mlxstream.errors import MlxStreamError, OverloadedError, ServerError, StreamCutError, UnavailableError
+from mlxstream.errors import (
+    LocalReason,
+    MlxStreamError,
+    OverloadedError,
+    ServerError,
+    StreamCutError,
+    UnavailableError,
+)
 
 # What a lost connection can look like where gRPC does not say that the server is unavailable.
 TRANSPORT_CODES = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
@@ -57,7 +64,7 @@ class Durability:
 def is_transient(error: MlxStreamError) -> bool:
     """Whether the same call may succeed soon: the server is away, restarts, or is full and says for how long."""
     if isinstance(error, UnavailableError | StreamCutError):
-        return True
+        return error.reason != LocalReason.TLS_FAILED
     if isinstance(error, OverloadedError):
         return error.retry_after_seconds is not None
     return isinstance(error, ServerError) and error.code in TRANSPORT_CODES and not error.reason

@@ -53,6 +53,14 @@ CLASS_BY_CODE: Mapping[grpc.StatusCode, type[MlxStreamError]] = {
     grpc.StatusCode.DATA_LOSS: DataLossError,
 }
 
+# What gRPC's TLS library says of a handshake that failed, and what it means. Another try changes none of them.
+TLS_FAILURES: Mapping[str, str] = {
+    "WRONG_VERSION_NUMBER": "the server at {target} speaks without TLS",
+    "Hostname Verification": "the certificate of the server at {target} is for another name",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of the server at {target} cannot be trusted: {why}",
+    "security handshaker": "the certificates or the key that were given for {target} cannot be used",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
@@ -103,19 +111,31 @@ def _past_deadline(timeout_seconds: float, generated_tokens: int) -> DeadlineExc
 
 
 def _without_answer(text: str, target: str, generated_tokens: int | None) -> UnavailableError:
-    """Tell a server that was lost, a name that leads nowhere, and an address at which nobody listens."""
+    """Tell a server that was lost, a name that leads nowhere, and one with which no connection came about."""
+    cause = ""
     if generated_tokens is not None:
         reason, message = LocalReason.CONNECTION_LOST, f"{target} went away after {_tokens(generated_tokens)}"
     elif text.startswith("failed to connect"):
-        cause = text.rpartition(": ")[2]
-        reason, message = LocalReason.UNREACHABLE, f"no server answers at {target} ({cause})"
+        reason, message, cause = _without_connection(text, target)
     elif "resol" in text:
         reason, message = LocalReason.UNRESOLVABLE_TARGET, f"the target {target} leads to no address"
     else:
         reason, message = LocalReason.CONNECTION_LOST, f"{target} went away before it answered ({text})"
     values = {"target": target, "generated_tokens": str(generated_tokens or 0)}
+    if cause:
+        values["cause"] = cause
     details = ErrorDetails(reason=reason, metadata=values)
     return UnavailableError(message, code=grpc.StatusCode.UNAVAILABLE, details=details)
+
+
+def _without_connection(text: str, target: str) -> tuple[LocalReason, str, str]:
+    """Tell an address at which nobody listens from a failed handshake: reason, message, and gRPC's word for it."""
+    for cause, meaning in TLS_FAILURES.items():
+        if cause in text:
+            _, _, why = text.removesuffix(": OK").partition(f"{cause}: ")
+            return LocalReason.TLS_FAILED, meaning.format(target=target, why=why or "no reason was given"), cause
+    cause = text.rpartition(": ")[2]
+    return LocalReason.UNREACHABLE, f"no server answers at {target} ({cause})", cause
 
 
 def _tokens(count: int) -> str:
