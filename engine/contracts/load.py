@@ -22,9 +22,9 @@ class EngineLoad:
 
     Attributes:
         running: generations that hold a row.
-        queued: generations that wait for one.
+        queued: generations that hold none yet, those for whom one is free included.
         row_limit: most generations that may hold a row.
-        queue_limit: most generations that may wait.
+        queue_limit: most generations that may wait while no row, or no memory for one, is free.
         state_bytes: memory promised to the rows that run.
         state_limit_bytes: memory that rows may be promised in all.
         prefix_entries: states kept for later prompts, in memory.

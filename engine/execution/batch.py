@@ -1,26 +1,27 @@
 """The continuous batch: all jobs of one engine, and one round of their work. Runs on the engine thread alone.
 
 A round drops who was aborted, admits who may run, starts the next step, and only then reads the one before: the device
-is not kept waiting for the host. After a failed step rows go one by one until the guilty one is found.
+is not kept waiting for the host. After a failed step rows go one by one until the guilty one is found. Every other call
+into a row goes through `_alone`, where a fault ends this row and nobody else, or through `spared`.
 """
 
 from __future__ import annotations
 
 import logging
-import uuid
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from engine.contracts.errors import EngineFailedError, GenerationFailedError, QueueTimeError
 from engine.contracts.events import TokensGenerated
-from engine.contracts.results import FinishReason
-from engine.execution.job import Job
+from engine.execution.isolation import failed_end, new_correlation_id, spared
+from engine.execution.job import Job, RowBrokenError
 from engine.execution.scheduler import Scheduler
 from engine.generation.row import RowFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from engine.contracts.cache import Cache
     from engine.contracts.errors import EngineError
     from engine.contracts.events import GenerationEvent
     from engine.execution.delivery import Mailbox
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 STEP_SECONDS_DECAY: Final = 0.95
 QUEUE_RETRY_SECONDS: Final = 1.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Told = list[tuple["Mailbox", "GenerationEvent"]]
 
@@ -86,6 +90,10 @@ class Batch:
     def running(self) -> int:
         """Jobs that hold a row."""
         return len(self._jobs.running)
+
+    def beyond_room(self, arriving: Sequence[Job]) -> int:
+        """How many of those who wait, and of the `arriving`, find no free row or no memory. From any thread."""
+        return self._jobs.beyond_room(arriving)
 
     @property
     def held_bytes(self) -> int:
@@ -143,18 +151,33 @@ class Batch:
         """Let go of every row's state, then of the model."""
         self.settle()
         for job in self._jobs:
-            job.row.close()
+            spared(None, job.row.close)
             self._stepper.ended()
         self._stepper.close()
 
+    def _alone(self, job: Job, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
+        """What `work`, which is about this row alone, gives; None if it failed: the row has ended then, and is told."""
+        try:
+            return work(*arguments, **named)
+        except Exception:
+            self._end_alone(job)
+            return None
+
+    def _end_alone(self, job: Job) -> None:
+        """End a row for the fault that is being handled."""
+        correlation_id = new_correlation_id()
+        logger.exception("a row failed (correlation id %s)", correlation_id)
+        self._tell(self._fail(job, GenerationFailedError(correlation_id)))
+
     def _drop_aborted(self) -> Told:
-        told: Told = []
-        for job in [job for job in self._jobs if job.row.signal.aborted]:
-            text, finished = job.row.aborted()
-            self._leave(job, keep=job not in self._suspects)
-            is_final = job.durable is None  # what is held back may still become part of a stop when the row goes on
-            told += _events(job, [TokensGenerated((), text)] if text and is_final else [], finished)
-        return told
+        aborted = [job for job in self._jobs if job.row.signal.aborted]
+        return [event for job in aborted for event in self._alone(job, self._abort, job) or ()]
+
+    def _abort(self, job: Job) -> Told:
+        text, finished = job.row.aborted()
+        self._leave(job, keep=job not in self._suspects)
+        is_final = job.durable is None  # what is held back may still become part of a stop when the row goes on
+        return _events(job, [TokensGenerated((), text)] if text and is_final else [], finished)
 
     def _drop_overdue(self) -> Told:
         """Refuse whoever has waited for a row as long as anybody may."""
@@ -168,51 +191,98 @@ class Batch:
         return told
 
     def _admit(self) -> Told:
-        admitted = self._jobs.admit(self._begin, self._may_begin)
+        told: Told = []
+        try:
+            self._jobs.admit(lambda job: self._begin(job, told), self._may_begin)
+        except RowBrokenError as fault:
+            self._end_alone(fault.job)
         self._prefixes.make_room(self._jobs.room_bytes)
-        return [event for job in admitted for event in _events(job, job.first_events(), None)]
+        return told
 
     def _may_begin(self, job: Job) -> bool:
         """Whether `job` gains nothing by waiting for a prompt of no less priority."""
         if job.continuation is not None:
             return True
         others = ((other.row, other.prefix) for other in self._jobs.running if other.priority >= job.priority)
-        return not self._prefixes.awaits(job.row, job.prefix, others)
+        return not spared(False, self._prefixes.awaits, job.row, job.prefix, others)
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, told: Told) -> bool:
+        """Open the row of `job`; whether it could be.
+
+        Raises:
+            EngineFailedError: it could not, since the device no longer works.
+        """
+        events = self._alone(job, self._open, job)
+        if events is None:
+            self._require_working_device(new_correlation_id())
+            return False
+        told += _events(job, events, None)
+        return True
+
+    def _open(self, job: Job) -> list[GenerationEvent]:
+        caches, cached_tokens = self._first_state(job)
+        try:
+            stops = spared(False, self._prefixes.stops, job.row, job.prefix, cached_tokens)
+            job.row.admit(caches, cached_tokens, joins_tail=not stops)
+        finally:
+            if job.row.caches is not caches:  # the row has not come to own them
+                for cache in caches:
+                    spared(None, cache.close)
+        return job.first_events()
+
+    def _first_state(self, job: Job) -> tuple[list[Cache], int]:
+        """Caches that hold the first of what is known, and how many tokens that is."""
         if job.continuation is None:
-            warm = self._prefixes.begin(job.row, job.prefix, self._jobs.room_bytes)
+            warm = spared(None, self._prefixes.begin, job.row, job.prefix, self._jobs.room_bytes)
         else:
-            warm = self._checkpoints.begin(job.continuation)
-        caches, cached_tokens = (self._stepper.make_caches(), 0) if warm is None else warm
-        stops = self._prefixes.stops(job.row, job.prefix, cached_tokens)
-        job.row.admit(caches, cached_tokens, joins_tail=not stops)
+            warm = spared(None, self._checkpoints.begin, job.continuation)
+        return (self._stepper.make_caches(), 0) if warm is None else warm
 
     def _start_next(self, before: _Step | None) -> dict[Job, int] | None:
         """Start the next step beside `before`; returns the targets of a step that could not even be started."""
-        plan = self._plan(before)
-        if not plan:
+        targets: dict[Job, int] = {}
+        tokens = prompt_tokens = 0
+        for job, width in self._plan(before):
+            target = self._alone(job, self._narrowed, job, width)
+            if target is not None:
+                targets[job] = target[0]
+                tokens += width
+                prompt_tokens += width if target[1] else 0
+        if not targets:
             return None
-        targets = {job: job.row.position + width for job, width in plan}
-        prompt_tokens = sum(width for job, width in plan if job.is_prefilling)
-        for job, width in plan:
-            job.row.limit_next_unit(width)
         try:
-            rows = [job.row for job, _ in plan]
+            rows = [job.row for job in targets]
             pending = self._stepper.dispatch(rows, None if before is None else before.pending)
         except Exception:
             return self._noted(targets)
         self._step = _Step(pending, targets)
-        self._tally.started(tokens=sum(width for _, width in plan), prompt_tokens=prompt_tokens)
+        self._tally.started(tokens=tokens, prompt_tokens=prompt_tokens)
         return None
 
+    @staticmethod
+    def _narrowed(job: Job, width: int) -> tuple[int, bool]:
+        """Give the row its width; the position that it comes to, and whether that is by tokens that are known."""
+        job.row.limit_next_unit(width)
+        return job.row.position + width, job.is_prefilling
+
     def _plan(self, before: _Step | None) -> list[tuple[Job, int]]:
-        """Jobs of the next step and their widths; after a failed step each suspect goes alone until it is cleared."""
+        """Jobs of the next step and their widths. Who cannot tell what it needs has ended, and the others go on."""
+        while True:
+            try:
+                return self._next_parts(before)
+            except RowBrokenError as fault:
+                self._end_alone(fault.job)
+
+    def _next_parts(self, before: _Step | None) -> list[tuple[Job, int]]:
+        """What the scheduler plans; but after a failed step each suspect goes alone until it is cleared."""
         if self._suspects:
             suspect = next(iter(self._suspects))
-            width = suspect.row.next_width(self._jobs.limits.prefill_step_tokens)
+            width = suspect.next_width(self._jobs.limits.prefill_step_tokens)
             return [] if before is not None else [(suspect, width)]
-        return self._jobs.plan(lambda job: before is None or before.pending.may_follow(job.row))
+        if before is None:
+            return self._jobs.plan()
+        may_follow = before.pending.may_follow
+        return self._jobs.plan(lambda job: self._alone(job, may_follow, job.row) or False)
 
     def _finish(self, step: _Step) -> tuple[Told, dict[Job, int] | None]:
         """Read `step` and commit its tokens, but for those of jobs that have left; or the targets of a failed one."""
@@ -223,37 +293,35 @@ class Batch:
             return [], self._noted(step.targets)
         if len(step.targets) > 1:
             self._failed_together = frozenset()
-        self._suspects = {job: target for job, target in self._suspects.items() if job.row.position < target}
+        self._suspects = {job: target for job, target in [*self._suspects.items()] if self._is_behind(job, target)}
         alive = set(self._jobs.running)
         told = [
             event
             for job, part in zip(step.targets, drawn, strict=True)
             if job in alive
-            for event in self._commit(job, part)
+            for event in self._alone(job, self._commit, job, part) or ()
         ]
         return told, None
 
+    def _is_behind(self, job: Job, target: int) -> bool:
+        return self._alone(job, lambda: job.row.position < target) or False
+
     def _commit(self, job: Job, drawn: Any) -> Told:
-        """Let one row receive its part; a fault in its numbers, text or stop rules ends this row alone."""
+        """Let one row receive its part."""
         row = job.row
         if isinstance(drawn, RowFault):
             correlation_id = new_correlation_id()
             logger.error("a row has no token: %s (correlation id %s)", drawn.reason, correlation_id)
             return self._fail(job, GenerationFailedError(correlation_id))
         before = row.next_index
-        try:
-            events, finished = row.receive(drawn)
-        except Exception:
-            correlation_id = new_correlation_id()
-            logger.exception("a row failed to commit its token (correlation id %s)", correlation_id)
-            return self._fail(job, GenerationFailedError(correlation_id))
+        events, finished = row.receive(drawn)
         self._tally.generated_tokens += row.next_index - before
         if drawn is not None:
-            self._prefixes.confirm(row, self._jobs.room_bytes)
+            spared(None, self._prefixes.confirm, row, self._jobs.room_bytes)
         if finished is None:
-            self._checkpoints.confirm(job.durable)
+            spared(None, self._checkpoints.confirm, job.durable)
         else:
-            self._checkpoints.finish(job.durable)
+            spared(None, self._checkpoints.finish, job.durable)
             self._leave(job, keep=True)
         return _events(job, events, finished)
 
@@ -275,9 +343,9 @@ class Batch:
         self._suspects = suspects if len(targets) > 1 else {**suspects, **self._suspects}
         told = [] if guilty is None else self._fail(guilty, GenerationFailedError(correlation_id))
         for job in self._jobs.running:
-            self._prefixes.forget(job.row)
-            self._checkpoints.distrust(job.durable)
-            job.row.restart(self._stepper.make_caches())
+            spared(None, self._prefixes.forget, job.row)
+            spared(None, self._checkpoints.distrust, job.durable)
+            self._alone(job, lambda row: row.restart(self._stepper.make_caches()), job.row)
         return told
 
     def _guilty(self, targets: dict[Job, int], suspects: dict[Job, int]) -> Job | None:
@@ -296,7 +364,7 @@ class Batch:
             raise EngineFailedError(correlation_id) from None
 
     def _fail(self, job: Job, error: EngineError) -> Told:
-        finished = job.row.finished(FinishReason.ERROR, error=error)
+        finished = failed_end(job.row, error)
         self._leave(job, keep=False)
         return _events(job, [], finished)
 
@@ -316,8 +384,8 @@ class Batch:
         """
         self._keep(self._left)
         for job in () if self._step is None else self._step.targets:
-            self._prefixes.watch(job.row, job.prefix)
-            self._checkpoints.watch(job.durable)
+            spared(None, self._prefixes.watch, job.row, job.prefix)
+            spared(None, self._checkpoints.watch, job.durable)
 
     def _keep_prompts_given_up(self) -> None:
         """Keep what was read of them before those who waited for it are admitted.
@@ -325,18 +393,18 @@ class Batch:
         It waits for the step in hand too, and so only if somebody may be waiting.
         """
         if len(self._jobs.waiting):
-            self._keep([job for job in self._left if not job.row.next_index])
+            self._keep([job for job in self._left if spared(False, _has_no_token, job)])
 
     def _keep(self, jobs: Sequence[Job]) -> None:
         self._left = [job for job in self._left if job not in jobs]
         for job in jobs:
-            self._prefixes.keep(job.row, job.prefix, self._jobs.room_bytes)
+            spared(None, self._prefixes.keep, job.row, job.prefix, self._jobs.room_bytes)
             self._let_go(job)
 
     def _let_go(self, job: Job) -> None:
-        self._prefixes.forget(job.row)
-        self._checkpoints.forget(job.durable)
-        job.row.close()
+        spared(None, self._prefixes.forget, job.row)
+        spared(None, self._checkpoints.forget, job.durable)
+        spared(None, job.row.close)
         self._stepper.ended()
 
 
@@ -344,6 +412,5 @@ def _events(job: Job, events: Sequence[GenerationEvent], finished: GenerationEve
     return [(job.mailbox, event) for event in (*events, *([finished] if finished is not None else []))]
 
 
-def new_correlation_id() -> str:
-    """A short id that ties what a caller is told to a line of the log."""
-    return uuid.uuid4().hex[:12]
+def _has_no_token(job: Job) -> bool:
+    return not job.row.next_index

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
+from engine.contracts.errors import GenerationFailedError
 from engine.contracts.events import (
     CanvasRevised,
     GenerationFinished,
@@ -18,12 +20,16 @@ from engine.contracts.events import (
     PrefillProgress,
     TokensGenerated,
 )
+from engine.contracts.results import FinishReason, GenerateStats
+from engine.execution.isolation import new_correlation_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.contracts.events import GenerationEvent
     from engine.contracts.results import GeneratedToken
+
+logger = logging.getLogger(__name__)
 
 
 class _WaitingTokens:
@@ -77,10 +83,16 @@ class Mailbox:
                 self._started = event
                 self._has_started = True
             case GenerationFinished():
-                self._finished = event
-                self._done.set()
-                self._on_finished()
+                self.end(event)
         self._arrived.set()
+
+    def end(self, event: GenerationFinished) -> None:
+        """Take the end, whatever was put before; only the first counts."""
+        if self._finished is None:
+            self._finished = event
+            self._done.set()
+            self._arrived.set()
+            self._on_finished()
 
     async def next_event(self) -> GenerationEvent:
         """Wait for the next event: started, then progress and merged tokens, then the end (again, if asked again)."""
@@ -146,4 +158,18 @@ class Dispatcher:
 
 def _put_all(batch: Sequence[tuple[Mailbox, GenerationEvent]]) -> None:
     for mailbox, event in batch:
-        mailbox.put(event)
+        try:
+            mailbox.put(event)
+        except Exception:
+            _break(mailbox)
+
+
+def _break(mailbox: Mailbox) -> None:
+    """End a generation whose mailbox fails; the others of the step hear what they are due."""
+    correlation_id = new_correlation_id()
+    logger.exception("a mailbox failed (correlation id %s)", correlation_id)
+    error = GenerationFailedError(correlation_id)
+    try:
+        mailbox.end(GenerationFinished(finish_reason=FinishReason.ERROR, stats=GenerateStats(), error=error))
+    except Exception:
+        logger.exception("a mailbox that failed cannot be ended (correlation id %s)", correlation_id)

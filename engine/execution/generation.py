@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from engine.contracts.load import GenerationPhase, GenerationStatus
-from engine.contracts.results import FinishReason
+from engine.execution.isolation import failed_end
 
 if TYPE_CHECKING:
     from engine.contracts.cancellation import AbortController, AbortReason
@@ -74,4 +74,4 @@ class Generation:
 
     def give_up(self, error: EngineError) -> None:
         """End without the engine thread, which does not answer any more; what it may still say is dropped."""
-        self._mailbox.put(self._row.finished(FinishReason.ERROR, error=error))
+        self._mailbox.put(failed_end(self._row, error))

@@ -103,6 +103,14 @@ class Stepper(Protocol):
         """Release the model."""
 
 
+class RowBrokenError(Exception):
+    """The row of `job` failed when the scheduler asked it something; the batch ends it, and nobody else hears of it."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__("a row cannot tell where it stands")
+        self.job = job
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
     """One accepted generation on its way through the engine; the scheduler sees it as `Schedulable`.
@@ -141,17 +149,30 @@ class Job:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether prompt tokens remain."""
-        return self.row.is_prefilling
+        """Whether prompt tokens remain.
+
+        Raises:
+            RowBrokenError: the row failed; here and below.
+        """
+        try:
+            return self.row.is_prefilling
+        except Exception as fault:
+            raise RowBrokenError(self) from fault
 
     @property
     def unfed_tokens(self) -> int:
         """Prompt tokens that remain."""
-        return self.row.unfed_tokens
+        try:
+            return self.row.unfed_tokens
+        except Exception as fault:
+            raise RowBrokenError(self) from fault
 
     def next_width(self, limit_tokens: int) -> int:
         """Tokens of the next unit."""
-        return self.row.next_width(limit_tokens)
+        try:
+            return self.row.next_width(limit_tokens)
+        except Exception as fault:
+            raise RowBrokenError(self) from fault
 
     def first_events(self) -> list[GenerationEvent]:
         """What the caller is told once it is known with how much of its prompt the row begins."""

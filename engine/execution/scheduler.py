@@ -142,6 +142,19 @@ class Scheduler(Generic[JobT]):
         self._running = [entry for entry in self._running if entry.job is not job]
         self._held_bytes = self._needed_bytes(self.running)
 
+    def beyond_room(self, arriving: Sequence[JobT] = ()) -> int:
+        """How many of those who wait, and of the `arriving` after them, find no free row or no memory for it.
+
+        In order of arrival. May be asked from any thread: it is then as it was a moment ago.
+        """
+        placed, waiting = self.running, [*self.waiting, *arriving]
+        for count, job in enumerate(waiting):
+            is_full = len(placed) >= self.limits.max_rows
+            if is_full or (placed and self._needed_bytes([*placed, job]) > self.limits.state_bytes):
+                return len(waiting) - count
+            placed.append(job)
+        return 0
+
     @property
     def room_bytes(self) -> int:
         """What those who run, and the one that is about to, leave of the memory for rows."""
@@ -149,13 +162,13 @@ class Scheduler(Generic[JobT]):
 
     def admit(
         self,
-        start: Callable[[JobT], None] = lambda _job: None,
+        start: Callable[[JobT], bool] = lambda _job: True,
         may_start: Callable[[JobT], bool] = lambda _job: True,
     ) -> list[JobT]:
         """Move jobs from the queue into rows while rows and memory last.
 
-        `start` opens a row before it has its turn. A job that `may_start` denies is passed over, and asked about again
-        next time.
+        `start` opens a row before it has its turn; where it says no, the job has ended and was removed. A job that
+        `may_start` denies is passed over, and asked about again next time. Whatever is raised, no job is lost.
         """
         admitted: list[JobT] = []
         passed: list[_Entry[JobT]] = []
@@ -168,12 +181,12 @@ class Scheduler(Generic[JobT]):
             if self._running and needed_bytes > self.limits.state_bytes:
                 break
             self._waiting.remove(entry)
-            self._held_bytes = needed_bytes
-            start(entry.job)
-            entry.turn = self._served_tokens + entry.job.unfed_tokens
-            entry.round = self._rounds
             self._running.append(entry)
-            admitted.append(entry.job)
+            self._held_bytes = needed_bytes
+            if start(entry.job):
+                entry.turn = self._served_tokens + entry.job.unfed_tokens
+                entry.round = self._rounds
+                admitted.append(entry.job)
         return admitted
 
     def plan(self, may_step: Callable[[JobT], bool] = lambda _job: True) -> list[tuple[JobT, int]]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.contracts.errors import EngineError, EngineFailedError, OverloadedError, UnavailableError
 from engine.contracts.load import EngineLoad
-from engine.contracts.results import FinishReason
-from engine.execution.batch import QUEUE_RETRY_SECONDS, Batch, new_correlation_id
+from engine.execution.batch import QUEUE_RETRY_SECONDS, Batch
 from engine.execution.errands import Errand, at_once
+from engine.execution.isolation import failed_end, new_correlation_id
 from engine.execution.tally import StepTally
 
 if TYPE_CHECKING:
@@ -178,11 +178,17 @@ class EngineThread:
         return batches[-1] if batches else None
 
     def _queued(self) -> int:
-        """Jobs beyond the rows of their own model: those of a replaced one take none of the newest's."""
-        beyond = Counter(number for number, _ in self._incoming)
-        for number, batch in self._batches.copy().items():
-            beyond[number] = max(0, beyond[number] + len(batch) - batch.limits.max_rows)
-        return beyond.total()
+        """Jobs for which their own model has no free row, or no memory for one: rows of a replaced one are not ours.
+
+        Who arrives within one round is not counted as waiting for a row that the next round will give.
+        """
+        arriving: dict[int, list[Job]] = {number: [] for number in self._batches.copy()}
+        for number, job in self._incoming:
+            arriving.setdefault(number, []).append(job)
+        batches = self._batches.copy()
+        return sum(
+            batches[number].beyond_room(jobs) if number in batches else len(jobs) for number, jobs in arriving.items()
+        )
 
     def _has_jobs(self) -> bool:
         return any(map(len, self._batches.values()))
@@ -195,8 +201,9 @@ class EngineThread:
                 while self._take_commands():
                     self._advance()
             finally:
-                for batch in reversed(self._batches.values()):
-                    batch.close()
+                with ExitStack() as closing:  # newest first, and all of them
+                    for batch in self._batches.values():
+                        closing.callback(batch.close)
         except EngineError as error:
             fault = error
         except BaseException:
@@ -267,5 +274,5 @@ class EngineThread:
         error = fault or UnavailableError("stopped", "the service is shutting down")
         for errand in errands:
             errand.refuse(error)
-        self._dispatcher.deliver([(job.mailbox, job.row.finished(FinishReason.ERROR, error=error)) for job in jobs])
+        self._dispatcher.deliver([(job.mailbox, failed_end(job.row, error)) for job in jobs])
         self._dispatcher.call(self._on_end, fault)

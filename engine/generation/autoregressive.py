@@ -6,9 +6,10 @@ before it are read, which then reach it on the device. Runs on the engine thread
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import mlx.core as mx
 
@@ -17,12 +18,16 @@ from engine.generation.row import RowFault, RowUnit
 from engine.sampling.sampler import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from engine.contracts.results import SampledToken
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
     from engine.generation.row import Row
     from engine.sampling.sampler import SampledTokens
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
 
 
 def dispatch_packed_step(
@@ -63,6 +68,7 @@ class PendingStep:
         self._after = after
         self._places = {share.row: place for place, share in enumerate(s for s in shares if s.unit.samples)}
         self._misled: set[Row] = set()
+        self._uncorrected: dict[Row, RowFault] = {}
 
     @property
     def tokens(self) -> mx.array | None:
@@ -99,9 +105,11 @@ class PendingStep:
             mx.synchronize()  # holding a cache's arrays, to wait for them alone, would make the next step copy them
         drawn = iter([] if self._sampled is None else self._read_tokens(self._sampled, astray))
         tokens = [next(drawn) if share.unit.samples else None for share in self._shares]
-        for row in astray:
-            self._take_back(row)
-        return [None if share.row in astray else token for share, token in zip(self._shares, tokens, strict=True)]
+        taken_back = {row: _fault_of(self._take_back, row) for row in astray}
+        return [
+            taken_back.get(share.row, self._uncorrected.get(share.row, token))
+            for share, token in zip(self._shares, tokens, strict=True)
+        ]
 
     def _rows_misled_before(self) -> set[Row]:
         return set() if self._after is None else self._after._misled  # noqa: SLF001 - its own kind
@@ -110,7 +118,9 @@ class PendingStep:
         read = sampled.read()
         self._misled = {row for row, place in self._places.items() if place in sampled.corrected} - astray
         for row in self._misled:
-            row.correct()
+            fault = _fault_of(row.correct)
+            if fault is not None:
+                self._uncorrected[row] = fault
         return [_NOT_FINITE if token is None else token for token in read]
 
     def _take_back(self, row: Row) -> None:
@@ -131,6 +141,16 @@ class _Share:
 
 _UNREAD = RowUnit((0,), samples=True)
 _NOT_FINITE = RowFault("its logits are not finite")
+
+
+def _fault_of(work: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> RowFault | None:
+    """Why `work` on one row failed, if it did: others of its step are not to go with it."""
+    try:
+        work(*arguments, **named)
+    except Exception as error:
+        logger.exception("a row could not take back a guess")
+        return RowFault(f"a wrong guess could not be taken back: {error!r}")
+    return None
 
 
 def _share(row: Row, after: PendingStep | None) -> _Share:

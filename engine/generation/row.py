@@ -5,6 +5,7 @@ A row owns its caches and its text; it never touches another row. Clock values a
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -241,7 +242,11 @@ class Row:
             cache.trim(1)
 
     def restart(self, caches: list[Cache]) -> None:
-        """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost."""
+        """Drop a state that can no longer be trusted; what it held is fed again into `caches`, and nothing is lost.
+
+        Generated tokens are fed in wide cuts, but one at a time as before where that matters: where the state is
+        quantized, since what shares a cut is attended to unquantized, and where chunks are exact.
+        """
         self.close()
         self.caches = caches
         self._fed = self.prompt + tuple(self._generated[:-1])
@@ -307,9 +312,10 @@ class Row:
 
     def close(self) -> None:
         """Release the row's state; called once, on every path."""
-        for cache in self.caches:
-            cache.close()
-        self.caches = []
+        caches, self.caches = self.caches, []
+        with ExitStack() as closing:  # all of them, even if one fails
+            for cache in caches:
+                closing.callback(cache.close)
 
     def _finished(self, ending: Ending | None) -> GenerationFinished | None:
         return None if ending is None else ending.with_stats(self.stats())
@@ -322,7 +328,8 @@ class Row:
         return [*self.prompt[surplus:], *self._generated]
 
     def _prefill_step(self, limit_tokens: int | None) -> PrefillStep:
-        if self._resumed_tokens and self._fed_tokens >= len(self.prompt):
+        one_by_one = self._resumed_tokens or self._chunk_is_exact or self._converts_at is not None
+        if one_by_one and self._fed_tokens >= len(self.prompt):
             return PrefillStep(self._fed_tokens, self._fed_tokens + 1, final=self.unfed_tokens == 1)
         chunk = self.options.prefill_chunk_size
         is_exact = self._chunk_is_exact or (self._converts_at == 0 and not self._fed_tokens)
@@ -332,7 +339,7 @@ class Row:
             chunk = min(chunk, self._converts_at - self._fed_tokens)
         elif self._converts_at and self._chunk_is_exact:
             chunk = min(chunk, chunk - self._fed_tokens % chunk)
-        length = len(self.prompt) if self._resumed_tokens else len(self._fed)
+        length = len(self.prompt) if one_by_one else len(self._fed)
         return next_prefill_step(
             length=length,
             position=self._fed_tokens,

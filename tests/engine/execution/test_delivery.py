@@ -1,8 +1,12 @@
 """What a slow reader finds in its mailbox: tokens joined, and of each block the newest canvas, in order."""
 
+import asyncio
+from unittest import mock
+
+from engine.contracts.errors import GenerationFailedError
 from engine.contracts.events import CanvasRevised, GenerationFinished, TokensGenerated
 from engine.contracts.results import FinishReason, GeneratedToken, GenerateStats
-from engine.execution.delivery import Mailbox
+from engine.execution.delivery import Dispatcher, Mailbox
 
 END = GenerationFinished(finish_reason=FinishReason.STOP, stats=GenerateStats())
 
@@ -52,3 +56,21 @@ async def test_a_reader_who_keeps_up_sees_every_canvas():
     for step in (1, 2):
         mailbox.put(canvas(0, step))
         assert await mailbox.next_event() == canvas(0, step)
+
+
+async def test_a_mailbox_that_fails_ends_alone_and_the_others_of_the_step_hear_what_they_are_due():
+    mailboxes = [Mailbox(on_finished=lambda: None) for _ in range(4)]
+    mailboxes[1].put = mock.Mock(side_effect=RuntimeError("a fault"))
+    dispatcher = Dispatcher(asyncio.get_running_loop())
+    dispatcher.deliver([(one, event) for event in (generated(1), END) for one in mailboxes])
+    for mailbox in (mailboxes[0], *mailboxes[2:]):
+        assert await read(mailbox, 2) == [generated(1), END]
+    assert isinstance((await mailboxes[1].next_event()).error, GenerationFailedError)
+
+
+async def test_an_end_is_heard_although_who_waits_for_it_first_fails():
+    mailbox = Mailbox(on_finished=mock.Mock(side_effect=RuntimeError("a fault")))
+    reader = asyncio.ensure_future(mailbox.next_event())
+    await asyncio.sleep(0)
+    Dispatcher(asyncio.get_running_loop()).deliver([(mailbox, END)])
+    assert await asyncio.wait_for(reader, 60) == END

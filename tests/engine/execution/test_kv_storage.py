@@ -4,11 +4,15 @@ import asyncio
 import itertools
 import json
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from engine.contracts.errors import ConfigurationError
+from engine.contracts.events import GenerationFinished, GenerationRequest, TokensGenerated
+from engine.contracts.options import GenerateOptions
 from engine.execution.engine import Engine
+from engine.execution.stepper import MethodStepper
 from tests.engine import tiny_model
 from tests.engine.execution.driving import run, settings, tokens
 
@@ -64,6 +68,39 @@ async def test_rows_of_any_form_answer_in_company_what_they_answer_alone(wide_fo
     finally:
         await engine.stop()
         await plain.stop()
+
+
+@pytest.mark.parametrize("kv_storage", ["affine4", "turbo-k8v8", "affine8-g32-start40"])
+async def test_rows_of_a_failed_step_have_the_bits_that_they_have_alone(wide_folder, tmp_path, kv_storage):
+    engine, real, failed = await serving(wide_folder, tmp_path, kv_storage), MethodStepper.dispatch, []
+    options = {"max_tokens": 30, "eos_token_ids": (), "logprobs": True}
+
+    def dispatch(stepper, rows, after):
+        if not failed and len(rows) == len(COMPANY) and all(row.next_index > 20 for row in rows):
+            failed.append(rows)
+            raise RuntimeError("a step of several rows fails once")
+        return real(stepper, rows, after)
+
+    async def answer(length):
+        request = GenerationRequest(prompt=tokens(length, length), options=GenerateOptions(**options))
+        return await told(await engine.generate(request))
+
+    try:
+        alone = [await answer(length) for length, _ in COMPANY]
+        with mock.patch.object(MethodStepper, "dispatch", dispatch):
+            found = await asyncio.gather(*(answer(length) for length, _ in COMPANY))
+        assert failed
+        assert found == alone
+    finally:
+        await engine.stop()
+
+
+async def told(generation):
+    """Every token with the probability that it had."""
+    tokens_told = []
+    while not isinstance(event := await asyncio.wait_for(generation.next_event(), 60), GenerationFinished):
+        tokens_told += event.tokens if isinstance(event, TokensGenerated) else ()
+    return tokens_told
 
 
 async def test_pages_give_what_plain_rows_give_alone_and_beside_rows_with_the_same_beginning(tmp_path):

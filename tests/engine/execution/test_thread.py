@@ -1,6 +1,7 @@
 """The engine thread with a scripted stepper: isolation, aborts, queue bounds, and an end for everybody."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from engine.contracts.errors import (
 from engine.contracts.events import GenerationStarted, PrefillProgress, TokensGenerated
 from engine.contracts.results import FinishReason
 from engine.generation.row import RowFault
-from tests.engine.execution.thread_harness import Harness, end_of, events_of
+from tests.engine.execution.thread_harness import FakeStepper, Harness, end_of, events_of
 from tests.waiting import until
 
 
@@ -214,6 +215,38 @@ async def test_the_queue_is_bounded_and_refuses_with_numbers(harness):
     assert caught.value.retry_after_seconds > 0
     for _, controller in jobs:
         controller.abort(AbortReason.REQUESTED)
+
+
+async def test_where_memory_runs_out_before_rows_no_more_wait_than_the_queue_may_hold():
+    harness = Harness(max_queue=4)
+    harness.stepper.limits = replace(FakeStepper.limits, max_rows=8, state_bytes=100)
+    harness.stepper.gated = True
+    harness.thread.start()
+    await until(lambda: harness.thread.load().row_limit)
+    jobs = [harness.submit(predicted_bytes=50, length=10**6) for _ in range(6)]
+    with pytest.raises(OverloadedError) as caught:
+        harness.submit(predicted_bytes=50)
+    assert (caught.value.limit, caught.value.used) == (4, 4)
+    await until(lambda: harness.thread.load().running == 2)
+    assert harness.thread.load().queued == 4
+    for _, controller in jobs:
+        controller.abort(AbortReason.REQUESTED)
+    await harness.stop()
+
+
+async def test_a_burst_within_one_step_that_rows_are_free_for_is_not_refused():
+    harness = Harness(max_queue=1)
+    harness.stepper.limits = replace(FakeStepper.limits, max_rows=8)
+    harness.stepper.gated = True
+    harness.thread.start()
+    jobs = [harness.submit(length=10**6)]
+    await until(lambda: harness.stepper.at_gate)
+    jobs += [harness.submit(length=10**6) for _ in range(8)]
+    with pytest.raises(OverloadedError):
+        harness.submit()
+    for _, controller in jobs:
+        controller.abort(AbortReason.REQUESTED)
+    await harness.stop()
 
 
 async def test_rows_beyond_the_limit_wait_their_turn(harness):

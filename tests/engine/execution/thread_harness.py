@@ -210,9 +210,10 @@ class Harness:
             clock=clock,
         )
 
-    def submit(self, **row):
+    def submit(self, *, predicted_bytes=0, **row):
         controller, mailbox = AbortController(), Mailbox(on_finished=lambda: None)
-        job = Job(row=FakeRow(controller.signal, **row), mailbox=mailbox, started=STARTED)
+        row = FakeRow(controller.signal, **row)
+        job = Job(row=row, mailbox=mailbox, started=STARTED, predicted_bytes=predicted_bytes)
         self.thread.submit(job)
         self.submitted += 1
         return job, controller
