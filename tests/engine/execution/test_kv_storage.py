@@ -71,14 +71,14 @@ async def test_rows_of_any_form_answer_in_company_what_they_answer_alone(wide_fo
 
 
 @pytest.mark.parametrize("kv_storage", ["affine4", "turbo-k8v8", "affine8-g32-start40"])
-async def test_rows_of_a_failed_step_answer_what_they_answer_alone(wide_folder, tmp_path, kv_storage):
+async def test_a_row_that_is_rebuilt_after_a_failed_step_has_the_bits_that_it_had(wide_folder, tmp_path, kv_storage):
     engine, real, failed = await serving(wide_folder, tmp_path, kv_storage), MethodStepper.dispatch, []
     options = {"max_tokens": 30, "eos_token_ids": (), "logprobs": True}
 
     def dispatch(stepper, rows, after):
-        if not failed and len(rows) == len(COMPANY) and all(row.next_index > 20 for row in rows):
-            failed.append(rows)
-            raise RuntimeError("a step of several rows fails once")
+        if rows[0] not in failed and rows[0].next_index > 20:
+            failed.append(rows[0])
+            raise RuntimeError("a step of this row fails once")
         return real(stepper, rows, after)
 
     async def answer(length):
@@ -86,13 +86,11 @@ async def test_rows_of_a_failed_step_answer_what_they_answer_alone(wide_folder, 
         return await told(await engine.generate(request))
 
     try:
-        alone = [await answer(length) for length, _ in COMPANY]
+        wanted = [await answer(length) for length, _ in COMPANY]
         with mock.patch.object(MethodStepper, "dispatch", dispatch):
-            found = await asyncio.gather(*(answer(length) for length, _ in COMPANY))
-        assert failed
-        assert [[token for token, _ in row] for row in found] == [[token for token, _ in row] for row in alone]
-        for mine, wanted in zip(found, alone, strict=True):
-            assert [logprob for _, logprob in mine] == pytest.approx([logprob for _, logprob in wanted], abs=2e-5)
+            found = [await answer(length) for length, _ in COMPANY]
+        assert len(failed) == len(COMPANY)
+        assert found == wanted
     finally:
         await engine.stop()
 

@@ -3,6 +3,7 @@
 Every method and property of a row is walked, by either method of generation, and what is kept of rows for others.
 """
 
+import asyncio
 import contextlib
 from unittest import mock
 
@@ -119,8 +120,11 @@ async def together(engine, options, *, cancels=False):
     """Ids and end of each of the four; the victim is cancelled with something said if asked for."""
     generations = [await begun(engine, prompt, options) for prompt in PROMPTS]
     if cancels:
-        await until(lambda: told(generations[VICTIM]._row) >= TOLD_FIRST or not engine.load().running)
-        generations[VICTIM].abort(AbortReason.REQUESTED)
+        victim = generations[VICTIM]
+        ended = asyncio.ensure_future(victim.finished())
+        await until(lambda: told(victim._row) >= TOLD_FIRST or ended.done())
+        victim.abort(AbortReason.REQUESTED)
+        await ended
     return [(ids, end) for _, ids, _, end in [await collect(generation) for generation in generations]]
 
 
@@ -249,15 +253,22 @@ async def test_where_the_device_is_gone_as_a_row_is_admitted_it_hears_so_and_the
     assert isinstance(harness.ends[0], EngineFailedError)
 
 
-@pytest.mark.parametrize("fault", [RuntimeError("no statistics"), SystemExit("out")])
-async def test_a_dying_engine_tells_everybody_although_a_row_cannot_tell_its_statistics(fault):
+async def test_a_row_that_is_being_admitted_as_the_thread_dies_hears_of_it():
     harness = Harness()
-    harness.stepper.faults, harness.stepper.dead, harness.stepper.gated = 10**6, True, True
+    harness.thread.start()
+    with mock.patch("tests.engine.execution.thread_harness.FakeRow.admit", side_effect=SystemExit):
+        job, _ = harness.submit()
+        assert isinstance((await end_of(job)).error, EngineFailedError)
+    await until(lambda: harness.ends)
+    assert isinstance(harness.ends[0], EngineFailedError)
+
+
+async def test_a_dying_engine_tells_everybody_although_a_row_cannot_tell_its_statistics():
+    harness = Harness()
+    harness.stepper.faults, harness.stepper.dead, harness.stepper.gated = 1, True, True
     harness.thread.start()
     jobs = [harness.submit()[0] for _ in range(4)]
     jobs[1].row.finished = mock.Mock(side_effect=RuntimeError("no statistics"))
-    if isinstance(fault, SystemExit):
-        jobs[2].row.admit = mock.Mock(side_effect=fault)
     harness.stepper.gate.release(1000)
     for job in jobs:
         assert isinstance((await end_of(job)).error, EngineFailedError)

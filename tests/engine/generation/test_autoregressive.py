@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
+from unittest import mock
 
 import mlx.core as mx
 import pytest
@@ -12,6 +13,7 @@ from engine.contracts.cancellation import AbortSignal
 from engine.contracts.composition import COMPOSITION_DEFAULTS, Composition
 from engine.contracts.graph import GraphDeclaration
 from engine.contracts.options import ResolvedOptions
+from engine.contracts.results import SampledToken
 from engine.generation.autoregressive import dispatch_packed_step
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.generation.row import CORRECTION_MEMORY_TOKENS, Row, RowFault
@@ -373,3 +375,32 @@ def test_exact_chunks_end_at_their_multiples_again_after_a_state_was_quantized(c
         found.append(len(made.next_unit().tokens))
         made.settle(made.next_unit())
     assert found == widths
+
+
+@pytest.mark.parametrize("name", ["correct", "step_back"])
+def test_a_row_that_cannot_take_back_a_wrong_guess_is_at_fault_alone(name):
+    pool = KvPool(1)
+    graph = bound(NearTies(plain=7), pool)
+    rows = [row(pool.make_caches(), [1, 2 + index]) for index in range(4)]
+    setattr(rows[1], name, mock.Mock(side_effect=RuntimeError(name)))
+    found, _ = ahead(graph, rows)
+    assert [found[0], *found[2:]] == [[0] * 9] * 3
+    assert [isinstance(token, RowFault) for token in found[1]] == [*[False] * (len(found[1]) - 1), True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "widths"),
+    [({}, [4, 3, 1]), ({"converts_at": 2}, [2, 1, 1, 1, 1, 1, 1]), ({"chunk_is_exact": True}, [3, 1, 1, 1, 1, 1])],
+)
+def test_a_rebuilt_row_reads_generated_tokens_one_at_a_time_where_cuts_would_change_what_it_says(changes, widths):
+    made = row([], [1, 2, 3, 4], **changes)
+    for token in range(5):
+        made.commit(SampledToken(token))
+    made.restart([])
+    read = []
+    while made.is_prefilling:
+        unit = made.next_unit()
+        assert not unit.samples
+        made.settle(unit)
+        read.append(len(unit.tokens))
+    assert read == widths
