@@ -23,6 +23,7 @@ from tests.waiting import until
 async def harness():
     harness = Harness()
     harness.thread.start()
+    await until(lambda: harness.thread.load().row_limit)  # the bounds of the queue hold from here on
     yield harness
     await harness.stop()
     # Whatever the test was about, each generation's accounts were finished, once.
@@ -124,6 +125,7 @@ async def test_a_device_that_no_longer_works_ends_the_engine_and_everybody_waiti
     harness.stepper.faults = 10**6
     harness.stepper.dead = True
     harness.thread.start()
+    await until(lambda: harness.thread.load().row_limit)
     jobs = [harness.submit()[0] for _ in range(6)]
     harness.stepper.gate.release(1000)
     ends = [await end_of(job) for job in jobs]
