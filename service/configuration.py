@@ -10,6 +10,7 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -18,12 +19,34 @@ from service.reading import UnreadableFileError, read_small_file
 from service.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 ENVIRONMENT_PREFIX: Final = "MLX_STREAM_"
 MAX_FILE_BYTES: Final = 1024 * 1024
 # Variables of this family that belong to the command line rather than to the server.
 FOREIGN_VARIABLES: Final = frozenset({"MLX_STREAM_CONFIG"})
+# What pydantic finds, by its names, in our words; what is not here says it well enough.
+PROBLEMS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "bool_parsing": "must be true or false",
+        "bool_type": "must be true or false",
+        "extra_forbidden": "no such setting",
+        "finite_number": "must be a finite number",
+        "float_parsing": "must be a number",
+        "float_type": "must be a number",
+        "greater_than": "must be above {gt}",
+        "greater_than_equal": "must be at least {ge}",
+        "int_from_float": "must be a whole number",
+        "int_parsing": "must be a whole number",
+        "int_type": "must be a whole number",
+        "less_than_equal": "must be at most {le}",
+        "literal_error": "must be {expected}",
+        "missing": "must be given",
+        "path_type": "must be a path",
+        "string_pattern_mismatch": "must be {form}",
+        "string_type": "must be text",
+    }
+)
 
 
 class SettingsError(Exception):
@@ -46,7 +69,7 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerS
         SettingsError: a key is unknown, a value is out of range, or the file cannot be read.
     """
     _refuse_unknown_variables()
-    return _built(flags, _read_file(config_file))
+    return _built(flags, _read_file(config_file), config_file)
 
 
 def explain_settings(flags: Mapping[str, Any], config_file: Path | None) -> list[Explained]:
@@ -57,7 +80,7 @@ def explain_settings(flags: Mapping[str, Any], config_file: Path | None) -> list
     """
     _refuse_unknown_variables()
     file_values = _read_file(config_file)
-    settings, variables = _built(flags, file_values), _read_variables()
+    settings, variables = _built(flags, file_values, config_file), _read_variables()
     file_name = config_file.name if config_file is not None else ""
     sources = (
         (flags, lambda _name: "flag"),
@@ -75,11 +98,23 @@ def explain_settings(flags: Mapping[str, Any], config_file: Path | None) -> list
     ]
 
 
-def _built(flags: Mapping[str, Any], file_values: Mapping[str, Any]) -> ServerSettings:
+def _built(flags: Mapping[str, Any], file_values: Mapping[str, Any], config_file: Path | None) -> ServerSettings:
+    def place_of(name: str) -> str:
+        """Where the value was set, as it is written there; what was set nowhere goes by its flag."""
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if name not in flags and os.environ.get(variable):
+            return variable
+        return f"{config_file}: {name}" if name not in flags and name in file_values else flag_of(name)
+
     try:
         return ServerSettings(**{**file_values, **_read_variables(), **flags})
     except ValidationError as error:
-        raise SettingsError("; ".join(_describe(dict(one), flags) for one in error.errors())) from None
+        raise SettingsError("; ".join(_describe(dict(one), place_of) for one in error.errors())) from None
+
+
+def flag_of(name: str) -> str:
+    """The flag of a setting; the one that may be repeated is singular."""
+    return "--adapter" if name == "adapters" else f"--{name.replace('_', '-')}"
 
 
 def _refuse_unknown_variables() -> None:
@@ -106,20 +141,12 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         raise SettingsError(f"{path}: not TOML: {error}") from None
 
 
-def _describe(error: dict[str, Any], flags: Mapping[str, Any]) -> str:
-    text = f"{error['msg'][:1].lower()}{error['msg'][1:]}"
-    if not error["loc"]:
-        return text
-    name = _name_where_it_was_set(".".join(str(part) for part in error["loc"]), flags)
-    if error["type"] == "extra_forbidden":
-        return f"{name}: no such setting"
-    return f"{name}: must be given" if error["type"] == "missing" else f"{name}: {text}"
-
-
-def _name_where_it_was_set(name: str, flags: Mapping[str, Any]) -> str:
-    """The variable's name if the value came from one, else the setting's own, as flags and the file have it."""
-    variable = ENVIRONMENT_PREFIX + name.upper()
-    return variable if name not in flags and os.environ.get(variable) else name
+def _describe(error: dict[str, Any], place_of: Callable[[str], str]) -> str:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    field = ServerSettings.model_fields.get(name)
+    facts = {**error.get("ctx", {}), "form": field.description if field is not None else None}
+    text = PROBLEMS[error["type"]].format(**facts) if error["type"] in PROBLEMS else error["msg"]
+    return f"{place_of(name)}: {text[:1].lower()}{text[1:]}" if name else text
 
 
 def _toml(value: object) -> str | None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from engine.contracts.errors import EngineError
+from engine.execution import catalogue
 from engine.execution.engine import Engine
 from service.listening import checked_entrance, checked_metrics_address
 from service.stopping import StartError
@@ -49,10 +50,19 @@ async def run_server(
 
 
 def engine_class_of(settings: ServerSettings) -> Callable[[EngineSettings], Engine]:
-    """What makes the engine that is asked for; it raises `StartError` where a script cannot be used."""
+    """What makes the engine that is asked for; it raises `StartError` where a script or a model's name is of no use."""
     if settings.script_file is None:
-        return Engine
+        return model_engine
     return partial(scripted_engine, settings.script_file)
+
+
+def model_engine(settings: EngineSettings) -> Engine:
+    """An engine that loads a model. A name that is none is refused before an address is bound, or bytes are fetched."""
+    try:
+        catalogue.require_known(settings.model)
+    except EngineError as error:
+        raise StartError(f"cannot load the model: {error}") from None
+    return Engine(settings)
 
 
 def check_engine_files(settings: ServerSettings) -> None:

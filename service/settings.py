@@ -35,7 +35,9 @@ class ServerSettings(BaseModel):
     listen: str = "127.0.0.1:50051"
     state_dir: Path = Field(default_factory=lambda: platformdirs.user_state_path("mlx-stream"))
     insecure: bool = False
-    unix_socket_mode: str | None = Field(default=None, pattern="^0?[0-7]{3}$")
+    unix_socket_mode: str | None = Field(
+        default=None, pattern="^0?[0-7]{3}$", description="three octal digits, such as 660"
+    )
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -76,7 +78,9 @@ class ServerSettings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     metrics_listen: str | None = None
-    otlp_endpoint: str | None = Field(default=None, pattern=r"^https?://[^\s/?#]+/?$")
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://[^\s/?#]+/?$", description="http://HOST:PORT or https://HOST:PORT"
+    )
 
     @property
     def script_file(self) -> Path | None:
@@ -203,7 +207,7 @@ class ServerSettings(BaseModel):
     def _fits_the_engine(cls, name: str, others: ValidationInfo) -> str:
         engine = others.data.get("engine", MLX_ENGINE)
         if engine == MLX_ENGINE and not name:
-            raise PydanticCustomError("model", "must be given")
+            raise PydanticCustomError("model", "must be given, such as smollm2-135m")
         if engine != MLX_ENGINE and name:
             raise PydanticCustomError("model", "a script names its own model")
         return name

@@ -77,6 +77,17 @@ def resolve(reference: str, *, folder: Path | None = None, paths: bool = True) -
     return ModelLocation(name=repository, path=_on_this_machine(reference, hub.cached_snapshot(repository, revision)))
 
 
+def require_known(reference: str) -> None:
+    """Refuse what names no model, from its form and the paths of this machine; nothing is fetched or opened.
+
+    Raises:
+        NotFoundError: it is no alias, no path and no repository name; known aliases are listed.
+        MissingArtifactError: it is a path that leads nowhere.
+    """
+    if _packaged(reference) is None and _local(reference) is None:
+        _repository(reference)
+
+
 def pull(
     reference: str, progress: Progress = no_progress, *, folder: Path | None = None, paths: bool = True
 ) -> ModelLocation:

@@ -57,11 +57,11 @@ def test_what_is_shown_can_be_used_as_a_file(tmp_path: Path, flags: dict[str, An
     ("flags", "told"),
     [
         ({"tls_cert": "c"}, "^tls_cert needs tls_key$"),
-        ({"tls_key": "k"}, "^tls_key: needs tls_cert$"),
-        ({"tls_client_ca": "a"}, "^tls_client_ca: needs tls_cert$"),
-        ({"tls_cert": "c", "tls_key": "k", "insecure": True}, "^tls_cert: contradicts insecure$"),
-        ({"unix_socket_mode": "660"}, "^unix_socket_mode: has no meaning unless listen is unix:PATH$"),
-        ({"unix_socket_mode": "rw", "listen": "unix:/s"}, "^unix_socket_mode: "),
+        ({"tls_key": "k"}, "^--tls-key: needs tls_cert$"),
+        ({"tls_client_ca": "a"}, "^--tls-client-ca: needs tls_cert$"),
+        ({"tls_cert": "c", "tls_key": "k", "insecure": True}, "^--tls-cert: contradicts insecure$"),
+        ({"unix_socket_mode": "660"}, "^--unix-socket-mode: has no meaning unless listen is unix:PATH$"),
+        ({"unix_socket_mode": "rw", "listen": "unix:/s"}, "^--unix-socket-mode: "),
     ],
 )
 def test_settings_that_would_have_no_effect_are_refused(flags: dict[str, Any], told: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from service.configuration import SettingsError, load_settings
+from service.configuration import SettingsError, flag_of, load_settings
 from service.settings import ServerSettings
 
 
@@ -41,9 +41,9 @@ def test_flags_come_before_variables_before_the_file(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("value", [True, " 8", "8_0", "0x8", "\uff18"])
 def test_what_only_looks_like_a_number_is_refused(value: object) -> None:
-    with pytest.raises(SettingsError, match="max_rows: must be a number"):
+    with pytest.raises(SettingsError, match="--max-rows: must be a number"):
         load_settings({"model": "m", "max_rows": value}, None)
-    with pytest.raises(SettingsError, match="keepalive_seconds: must be a number"):
+    with pytest.raises(SettingsError, match="--keepalive-seconds: must be a number"):
         load_settings({"model": "m", "keepalive_seconds": value}, None)
 
 
@@ -67,7 +67,7 @@ def test_a_path_that_is_empty_is_refused_and_a_home_folder_is_found(
 
 @pytest.mark.parametrize("endpoint", ["http://user:secret@h:1", "http://h:1?key=secret", "http://h:1#secret"])
 def test_an_endpoint_holds_no_secret_and_is_not_repeated(endpoint: str) -> None:
-    with pytest.raises(SettingsError, match="otlp_endpoint") as refused:
+    with pytest.raises(SettingsError, match="--otlp-endpoint") as refused:
         load_settings({"model": "m", "otlp_endpoint": endpoint}, None)
     assert "secret@" not in str(refused.value)
     assert "=secret" not in str(refused.value)
@@ -119,7 +119,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(tmp_path: Path, monkeypatch:
 def test_a_value_out_of_range_is_refused_by_name_in_one_line(key: str, value: object) -> None:
     with pytest.raises(SettingsError) as failure:
         load_settings({"model": "m", key: value}, None)
-    assert str(failure.value).startswith(f"{key}: ")
+    assert str(failure.value).startswith(f"{flag_of(key)}: ")
     assert "\n" not in str(failure.value)
 
 
@@ -167,8 +167,28 @@ def test_a_bad_value_of_a_variable_is_refused_under_the_variables_name(
     monkeypatch.setenv(f"MLX_STREAM_{name.upper()}", value)
     with pytest.raises(SettingsError, match=f"^MLX_STREAM_{name.upper()}: "):
         load_settings({"model": "m"}, None)
-    with pytest.raises(SettingsError, match=f"^{name}: "):
+    with pytest.raises(SettingsError, match=f"^{flag_of(name)}: "):
         load_settings({"model": "m", name: "bad"}, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('max_rows = "x"', "max_rows: must be a number, got 'x'"),
+        ("max_rows = 1.5", "max_rows: must be a whole number"),
+        ("insecure = 3", "insecure: must be true or false"),
+        ("model = 3", "model: must be text"),
+        ("max_row = 3", "max_row: no such setting"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told_with_the_files_name_and_in_our_words(
+    tmp_path: Path, line: str, problem: str
+) -> None:
+    file = write(tmp_path, f"{line}\n")
+    flags = {} if line.startswith("model") else {"model": "m"}
+    with pytest.raises(SettingsError) as refused:
+        load_settings(flags, file)
+    assert str(refused.value) == f"{file}: {problem}"
 
 
 @pytest.mark.parametrize("text", ["model = ", "\x00", "[[["])
@@ -201,9 +221,9 @@ def test_a_file_of_more_than_a_mebibyte_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_prefix_folder_needs_memory_and_its_size_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^prefix_cache_dir: cannot be used while prefix_cache_bytes is 0$"):
+    with pytest.raises(SettingsError, match=r"^--prefix-cache-dir: cannot be used while prefix_cache_bytes is 0$"):
         load_settings({"model": "m", "prefix_cache_bytes": 0, "prefix_cache_dir": tmp_path}, None)
-    with pytest.raises(SettingsError, match=r"^prefix_cache_disk_bytes: bounds nothing without prefix_cache_dir$"):
+    with pytest.raises(SettingsError, match=r"^--prefix-cache-disk-bytes: bounds nothing without prefix_cache_dir$"):
         load_settings({"model": "m", "prefix_cache_disk_bytes": 10}, None)
     flags = {"model": "m", "prefix_cache_dir": tmp_path, "prefix_cache_disk_bytes": 10}
     assert load_settings(flags, None).engine_settings().prefix_cache_disk_bytes == 10

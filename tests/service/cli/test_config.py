@@ -59,7 +59,7 @@ def test_tokens_and_keys_are_checked_and_never_shown(authority: Authority, tmp_p
         ((), "model: must be given"),
         (("--model", "m", "--listen", "0.0.0.0:1"), "--insecure"),
         (("--model", "m", "--listen", "nowhere"), "is not HOST:PORT"),
-        (("--model", "m", "--max-rows", "0"), "max_rows"),
+        (("--model", "m", "--max-rows", "0"), "--max-rows: must be at least 1"),
         (("--model", "m", "--metrics-listen", "nowhere"), "--metrics-listen"),
         (("--model", "m", "--adapter", "a=/no/such/folder"), "--adapter: a: there is no folder"),
         (("--engine", "script:/no/such/file"), "No such file"),

@@ -33,10 +33,17 @@ def test_an_unknown_command_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "model: must be given"),
+        ([], "--model: must be given, such as smollm2-135m"),
         (["--model", "m", "--listen", "nowhere"], "--listen: 'nowhere' is not HOST:PORT"),
         (["--model", "m", "--listen", "0.0.0.0:1"], "allow it with --insecure"),
-        (["--model", "m", "--max-rows", "0"], "max_rows: "),
+        (["--model", "m", "--max-rows", "0"], "--max-rows: must be at least 1"),
+        (["--model", "m", "--max-rows", "5000"], "--max-rows: must be at most 4096"),
+        (["--model", "m", "--device", "tpu"], "--device: must be 'auto', 'cpu', 'metal' or 'cuda'"),
+        (["--model", "m", "--adapter", "a"], "--adapter: must be NAME=FOLDER"),
+        (["--model", "m", "--listen", "unix:s", "--unix-socket-mode", "9"], "must be three octal digits, such as 660"),
+        (["--model", "m", "--otlp-endpoint", "h:1"], "--otlp-endpoint: must be http://HOST:PORT or https://HOST:PORT"),
+        (["--model", "nosuch", "--listen", "127.0.0.1:0"], "cannot load the model: no model named 'nosuch'; known: "),
+        (["--model", "./nosuch", "--listen", "127.0.0.1:0"], "cannot load the model: nosuch: no such file or folder"),
         (["--model", "m", "--config", "none.toml"], "none.toml: No such file"),
     ],
 )
