@@ -37,8 +37,8 @@ def problem_of(target: str, service: str) -> str:
 
 
 def _failure(error: grpc.RpcError) -> str:
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
-    cause = str(error.details()).rpartition(": ")[2]  # type: ignore[attr-defined]
+    code: grpc.StatusCode = error.code()
+    cause = str(error.details()).rpartition(": ")[2]
     if code is grpc.StatusCode.NOT_FOUND:
         return "it has no such service"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
