@@ -55,11 +55,16 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """One setting as it stands: its value as TOML (None: unset) and where that came from."""
+    """One setting as it stands: its value as TOML and where that came from.
+
+    `is_set` is False where `toml` is what holds because nothing is set; it is None where that depends on the model or
+    the machine, or where there is none.
+    """
 
     name: str
     toml: str | None
     source: str
+    is_set: bool
 
 
 def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerSettings:
@@ -72,8 +77,15 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None) -> ServerS
     return _built(flags, _read_file(config_file), config_file)
 
 
-def explain_settings(flags: Mapping[str, Any], config_file: Path | None) -> list[Explained]:
+def explain_settings(
+    flags: Mapping[str, Any], config_file: Path | None, when_unset: Mapping[str, object]
+) -> list[Explained]:
     """Every setting with its value and its source, in the order of the class.
+
+    Args:
+        flags: as for `load_settings`.
+        config_file: as for `load_settings`.
+        when_unset: what holds for settings that have no value, by name.
 
     Raises:
         SettingsError: as `load_settings`.
@@ -91,10 +103,11 @@ def explain_settings(flags: Mapping[str, Any], config_file: Path | None) -> list
     return [
         Explained(
             name=name,
-            toml=_toml(getattr(settings, name)),
+            toml=_toml(when_unset.get(name) if value is None else value),
             source=next(told(name) for layer, told in sources if name in layer),
+            is_set=value is not None,
         )
-        for name in ServerSettings.model_fields
+        for name, value in settings
     ]
 
 

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from engine.execution.resident import DEFAULT_DISK_BYTES
 from mlxstream.v1 import admin_pb2, generation_pb2, model_pb2
 from service.access import Access
 from service.limits import RequestLimits
@@ -73,17 +74,32 @@ class Offer:
         )
 
 
+def is_offered(wish: bool | None, address: ListenAddress) -> bool:
+    """Whether a service of operators or tools is offered at `address`; where nothing is said, on a local one alone."""
+    return address.is_local if wish is None else wish
+
+
 def offer_of(settings: ServerSettings, entrance: Entrance) -> Offer:
     """What is offered: services of operators and tools are off where others can reach them, unless asked for."""
-    local = entrance.address.is_local
     return Offer(
         access=entrance.access,
-        admin=local if settings.admin is None else settings.admin,
-        reflection=local if settings.reflection is None else settings.reflection,
+        admin=is_offered(settings.admin, entrance.address),
+        reflection=is_offered(settings.reflection, entrance.address),
         channelz=settings.channelz,
         limits=settings.request_limits(),
         keepalive_seconds=settings.keepalive_seconds,
     )
+
+
+def when_unset(settings: ServerSettings, address: ListenAddress) -> dict[str, object]:
+    """What holds for settings that have no value, as far as neither the model nor the machine decides it, by name."""
+    return {
+        "unix_socket_mode": f"{settings.unix_mode:o}",
+        "admin": is_offered(settings.admin, address),
+        "reflection": is_offered(settings.reflection, address),
+        "checkpoint_bytes": DEFAULT_DISK_BYTES,
+        "prefix_cache_disk_bytes": DEFAULT_DISK_BYTES,
+    }
 
 
 def tell_entrance(address: ListenAddress, entrance: Entrance, offer: Offer) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 Results = dict[str, Records]
 
+MOST_DIGITS = 6
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
@@ -33,6 +35,14 @@ class Goal:
         if self.value is None or self.bound is None:
             return None
         return self.value <= self.bound if self.at_most else self.value >= self.bound
+
+    @property
+    def measured(self) -> str:
+        """The value, in two digits behind the point, or as many as tell it from a bound that it is not."""
+        if self.value is None:
+            return "-"
+        shown = (f"{self.value:.{digits}f}" for digits in range(2, MOST_DIGITS))
+        return next((text for text in shown if self.value == self.bound or float(text) != self.bound), str(self.value))
 
     @property
     def wanted(self) -> str:

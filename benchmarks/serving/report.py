@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 WIDTH = 120
 
 HOW = """\
-Every contestant ran on the same machine, in one run, in turns that begin with another contestant each round; while
-one had its turn the others were stopped processes. All multiply the same float32 weights (SmolLM2-135M) with the same
-OpenBLAS, put in front of mlx in the same way. Ours goes through a shim that has ways of its own for products of few
-rows and for threads (decision 0001); the peers' goes straight through, unless it says that they were lent the shim.
-Requests are greedy, prompts are distinct, and all generate to the limit. Hosts drift: read ratios, not absolutes.
-`mlx_lm.server` sends text, which it may hold back by a token; it counts from its first text on."""
+All contestants of a measure ran on the same machine, in one run, in turns that begin with another contestant each
+round; while one had its turn the others were stopped processes. Measures may be of different runs, as the next
+paragraph tells. All multiply the same float32 weights (SmolLM2-135M) with the same OpenBLAS, put in front of mlx in
+the same way. Ours goes through a shim that has ways of its own for products of few rows and for threads (decision
+0001); the peers' goes straight through, unless it says that they were lent the shim. Requests are greedy, prompts are
+distinct, and all generate to the limit. Hosts drift: read ratios, not absolutes. `mlx_lm.server` sends text, which it
+may hold back by a token; it counts from its first text on."""
 
 
 def show(document: dict[str, Any]) -> None:
@@ -68,7 +69,8 @@ def _renewals(document: dict[str, Any]) -> str:
     by_revision: dict[str, list[str]] = {}
     for name, revision in document.get("renewed", {}).items():
         by_revision.setdefault(revision, []).append(name)
-    return "".join(f" Measured anew at {revision}: {', '.join(names)}." for revision, names in by_revision.items())
+    told = "; ".join(f"{', '.join(names)} at {revision}" for revision, names in by_revision.items())
+    return f" Measured in later runs: {told}." if told else ""
 
 
 def _rich(table: Table) -> RichTable:

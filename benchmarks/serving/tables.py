@@ -44,7 +44,7 @@ def tables_of(results: Results) -> list[Table]:
 
 def goal_table(results: Results) -> Table:
     """The goals first: they are why the rest was measured."""
-    rows = [(goal.name, _number(goal.value, 2), goal.wanted, goal.verdict) for goal in goals_of(results)]
+    rows = [(goal.name, goal.measured, goal.wanted, goal.verdict) for goal in goals_of(results)]
     note = "Ours by the peer's, the median over rounds of the ratio within a round."
     return Table(title="Goals", note=note, head=("", "measured", "goal", ""), rows=tuple(rows))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from engine.contracts.graph import STATE_ABI_FOREIGN
 from engine.execution.packed_method import stores_states
-from engine.execution.resident import DurablePlace
+from engine.execution.resident import DEFAULT_DISK_BYTES, DurablePlace
 from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
 from engine.state.durable_disk import DurableDisk
 
 if TYPE_CHECKING:
     from engine.execution.resident import EngineSettings
     from engine.generation.bindings.denoising import MlxDenoisingBinding
-
-DEFAULT_BYTES: Final = 8 * 1024**3
 
 
 def open_durable(settings: EngineSettings, binding: MlxAutoregressiveBinding | MlxDenoisingBinding) -> DurablePlace:
@@ -31,7 +29,7 @@ def open_durable(settings: EngineSettings, binding: MlxAutoregressiveBinding | M
     return DurablePlace(
         store=DurableDisk(
             settings.state_dir,
-            capacity_bytes=settings.checkpoint_bytes or DEFAULT_BYTES,
+            capacity_bytes=settings.checkpoint_bytes or DEFAULT_DISK_BYTES,
             max_age_seconds=settings.checkpoint_age_seconds,
         )
     )

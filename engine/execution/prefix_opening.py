@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.contracts.errors import ConfigurationError
 from engine.execution.prefixes import PrefixKeeper
+from engine.execution.resident import DEFAULT_DISK_BYTES
 from engine.execution.state_identity import state_identity
 from engine.generation.memory import PREFIX_SHARE
 from engine.state.prefix_store import PrefixStore
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from engine.contracts.snapshot import LayerSnapshot
     from engine.execution.resident import EngineSettings
     from engine.generation.bindings.autoregressive import MlxAutoregressiveBinding
-
-DEFAULT_DISK_BYTES = 8 * 1024**3
 
 
 def open_prefixes(

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+DEFAULT_DISK_BYTES: Final = 8 * 1024**3
+"""What `prefix_cache_dir` may hold, and durable generations under `state_dir`, where nothing else is said."""
 PAUSE_SECONDS: Final = 0.01
 """How long the engine thread waits for other threads of a load before it looks after its rows."""
 

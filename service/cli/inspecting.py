@@ -88,18 +88,19 @@ def _attention(report: ModelReport) -> Iterable[tuple[str, str]]:
 
 def _storage(storage: StorageReport) -> Iterable[tuple[str, str]]:
     yield "parameters", _count(storage.parameters)
-    dtypes = ", ".join(f"{name} {_bytes(nbytes)}" for name, nbytes in storage.dtypes.items())
+    dtypes = ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes in storage.dtypes.items())
     files = storage.files[0] if len(storage.files) == 1 else f"{len(storage.files)} files"
-    yield "stored", f"{_bytes(storage.nbytes)} in {files}: {dtypes}"
+    yield "stored", f"{size_text(storage.nbytes)} in {files}: {dtypes}"
 
 
 def _memory(memory: MemoryReport, report: ModelReport) -> Iterable[tuple[str, str]]:
-    yield "here", f"{memory.device}: weights in {memory.compute_dtype}, {_bytes(memory.weights_bytes)}"
+    yield "here", f"{memory.device}: weights in {memory.compute_dtype}, {size_text(memory.weights_bytes)}"
     about = "" if report.graph == "native" else "about "  # mlx-lm's caches are not predicted layer by layer
-    yield "state", f"{about}{_bytes(memory.token_bytes)} a token, {_bytes(memory.context_bytes)} for the whole context"
+    token, context = size_text(memory.token_bytes), size_text(memory.context_bytes)
+    yield "state", f"{about}{token} a token, {context} for the whole context"
     whole = memory.largest_context == report.geometry.context_length
     fits = "the whole context" if whole else f"{memory.largest_context} tokens"
-    yield "fits", f"{fits} in one row, of {_bytes(memory.available_bytes)} that are free"
+    yield "fits", f"{fits} in one row, with {size_text(memory.available_bytes)} free"
 
 
 def _text(text: TextReport | None) -> Iterable[tuple[str, str]]:
@@ -132,7 +133,7 @@ def _forms(storage: StorageReport) -> Table:
     table = Table("MATRIX", "STORED AS", "LAYERS", "VALUES", "SIZE", box=None, pad_edge=False, header_style="bold")
     for form in storage.forms:
         cells: list[Any] = [Text(harmless(cell)) for cell in (form.module, form.form, form.layers)]
-        table.add_row(*cells, _count(form.values), _bytes(form.nbytes))
+        table.add_row(*cells, _count(form.values), size_text(form.nbytes))
     return table
 
 
@@ -143,7 +144,8 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _bytes(number: int) -> str:
+def size_text(number: int) -> str:
+    """So many bytes in three digits, in the largest unit that is not more."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -13,7 +13,7 @@ from rich.table import Table
 from engine.contracts.errors import EngineError
 from engine.contracts.memory import MemoryLoad
 from engine.execution import catalogue
-from service.cli.inspecting import report_as_json, show_report, show_unreadable
+from service.cli.inspecting import report_as_json, show_report, show_unreadable, size_text
 from service.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
@@ -91,19 +91,29 @@ def estimate(name: str, context: int | None, rows: int, **flags: str | None) -> 
     try:
         given = {key: value for key, value in flags.items() if value is not None}
         settings = load_settings({"model": name} | given, None)
-        facts = estimating.unloaded_facts(settings.engine_settings())
-        tokens = context or min(DEFAULT_CONTEXT_TOKENS, facts.geometry.context_length)
+        memory = estimating.memory_here(settings.engine_settings().device)
+        facts = estimating.unloaded_facts(settings.engine_settings(), memory)
+        tokens = _context_within(facts.geometry.context_length, context)
         found = state_room.estimate(facts, MemoryLoad(prompt_tokens=tokens - 1, max_tokens=1, rows=rows))
     except (EngineError, SettingsError) as error:
         raise click.ClickException(str(error)) from error
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("weights", _megabytes(found.weights_bytes))
-    table.add_row("keys and values", _megabytes(found.kv_bytes))
-    table.add_row("workspace", _megabytes(found.workspace_bytes))
-    table.add_row("together", f"{_megabytes(found.total_bytes)} of {_megabytes(found.budget_bytes)}")
+    table.add_row("asked for", f"{rows} generation{'s' if rows > 1 else ''} of {tokens} tokens")
+    table.add_row("weights", size_text(found.weights_bytes))
+    table.add_row("keys and values", size_text(found.kv_bytes))
+    table.add_row("workspace", size_text(found.workspace_bytes))
+    table.add_row("together", f"{size_text(found.total_bytes)} of {size_text(found.budget_bytes)} that may be used")
+    table.add_row("free", size_text(memory.available_bytes()))
     table.add_row("fits", "yes" if found.fits else "no")
     table.add_row("longest context", f"{found.max_context_tokens} tokens")
     Console(soft_wrap=True).print(table)
+
+
+def _context_within(longest: int, wish: int | None) -> int:
+    """The tokens of each generation: `wish`, or what is usual as far as a model's `longest` context holds it."""
+    if wish is not None and wish > longest:
+        raise click.ClickException(f"--context: at most {longest}, as much as the model holds")
+    return wish or min(DEFAULT_CONTEXT_TOKENS, longest)
 
 
 def pull_with_bar(reference: str) -> ModelLocation:

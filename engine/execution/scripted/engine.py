@@ -14,7 +14,7 @@ from engine.contracts.graph import GraphDeclaration, GraphDescriptor, GraphGeome
 from engine.contracts.load import no_load_progress
 from engine.contracts.model import ModelInfo, RuntimeInfo
 from engine.execution.engine import Engine
-from engine.execution.resident import DurablePlace, Resident
+from engine.execution.resident import DEFAULT_DISK_BYTES, DurablePlace, Resident
 from engine.execution.scheduler import Limits
 from engine.execution.scripted.script import END_ID, read_script
 from engine.execution.scripted.stepper import CanvasStepper, ScriptedStepper
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 STEP_TOKENS: Final = 4 * DEFAULT_CHUNK_TOKENS
 STATE_BYTES: Final = 1 << 40
-DURABLE_BYTES: Final = 64 * 1024**2
 ABI: Final = "script-v1"
 
 
@@ -120,7 +119,7 @@ def _durable_place(script: Script, settings: EngineSettings) -> DurablePlace:
     if not script.is_durable or settings.checkpoint_bytes == 0:
         return DurablePlace(refusal="this script keeps nothing of its generations")
     disk = importlib.import_module("engine.state.durable_disk")  # imports mlx, which other scripts do without
-    capacity_bytes = settings.checkpoint_bytes or DURABLE_BYTES
+    capacity_bytes = settings.checkpoint_bytes or DEFAULT_DISK_BYTES
     store = disk.DurableDisk(
         settings.state_dir, capacity_bytes=capacity_bytes, max_age_seconds=settings.checkpoint_age_seconds
     )

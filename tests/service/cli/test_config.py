@@ -38,6 +38,25 @@ def test_it_shows_every_setting_and_where_it_came_from(monkeypatch: pytest.Monke
     assert any(line.startswith("# tls_cert =") and line.endswith("# default") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("listen", "offered"), [("127.0.0.1:1", "true"), ("unix:/tmp/s", "true"), ("0.0.0.0:1", "false")]
+)
+def test_what_is_unset_is_shown_with_what_holds_then(listen: str, offered: str) -> None:
+    status, output = config("--show", "--model", "m", "--listen", listen, "--insecure")
+    assert status == 0
+    shown = {line.rsplit("  # ", 1)[0].rstrip() for line in output.splitlines()}
+    assert {f"# admin = {offered}", f"# reflection = {offered}", '# unix_socket_mode = "600"'} <= shown
+    assert {f"# checkpoint_bytes = {8 * 2**30}", f"# prefix_cache_disk_bytes = {8 * 2**30}"} <= shown
+    assert "# state_bytes =" in shown, "the machine decides it"
+
+
+def test_what_is_set_is_no_comment() -> None:
+    status, output = config("--show", "--model", "m", "--no-admin", "--checkpoint-bytes", "0")
+    shown = {line.rsplit("  # ", 1)[0].rstrip() for line in output.splitlines()}
+    assert status == 0
+    assert {"admin = false", "checkpoint_bytes = 0", "# reflection = true"} <= shown
+
+
 def test_tokens_and_keys_are_checked_and_never_shown(authority: Authority, tmp_path: Path) -> None:
     tokens, leaf = tmp_path / "tokens.toml", authority.issue("config")
     tokens.write_text(f'[a]\ntoken = "{SECRET}"\n')

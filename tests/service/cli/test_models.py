@@ -72,13 +72,16 @@ def test_an_estimate_is_made_from_headers(tmp_path):
     lines = dict(line.split("  ", 1) for line in result.output.splitlines())
     assert lines["fits"].strip() == "yes"
     assert lines["longest context"].strip() == "512 tokens"
-    assert {"weights", "keys and values", "workspace", "together"} < set(lines)
+    assert {"weights", "keys and values", "workspace", "together", "free"} < set(lines)
+    assert lines["asked for"].strip() == "4 generations of 300 tokens"
+    assert lines["together"].endswith(" that may be used")
     fewer = run("estimate", str(tmp_path / "tiny"), "--device", "cpu")
     assert fewer.exit_code == 0, "the default is no longer than the model"
+    assert "1 generation of 512 tokens" in fewer.output
     for context in ("513", "99999999999999999999"):
         result = run("estimate", str(tmp_path / "tiny"), "--context", context, "--device", "cpu")
         assert result.exit_code == 1
-        assert "leave no room for output in a context of 512 tokens" in result.output
+        assert result.output == "Error: --context: at most 512, as much as the model holds\n"
     result = run("estimate", str(tmp_path / "missing"))
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
@@ -89,11 +92,12 @@ def test_an_estimate_knows_how_keys_and_values_are_stored(tmp_path):
     tiny_model.write(tmp_path / "tiny", max_position_embeddings=512, head_dim=64)
 
     def told(*arguments):
-        result = run("estimate", str(tmp_path / "tiny"), "--rows", "999", "--device", "cpu", *arguments)
+        result = run("estimate", str(tmp_path / "tiny"), "--rows", "99", "--device", "cpu", *arguments)
         return dict(line.split("  ", 1) for line in result.output.splitlines())["keys and values"].split()
 
     plain, quantized = told(), told("--kv-storage", "affine4")
-    assert 0 < int(quantized[0]) < int(plain[0])
+    assert plain[1] == quantized[1] == "MB"
+    assert 0 < float(quantized[0]) < float(plain[0])
     assert "kv_storage" in run("estimate", str(tmp_path / "tiny"), "--kv-storage", "q").output.replace("-", "_")
 
 
