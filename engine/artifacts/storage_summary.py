@@ -28,7 +28,7 @@ class StoredForm:
 
 
 def stored_forms(artifact: Artifact) -> tuple[StoredForm, ...]:
-    """The matrices of `artifact`, by module and form; modules come in the order in which the files hold them."""
+    """The matrices of `artifact`, by module and form; modules come by their names."""
     found: dict[tuple[str, str], list[tuple[int | None, int, int]]] = defaultdict(list)
     for name, header in artifact.tensors.items():
         if artifact.is_scale(name) or len(header.shape) < 2:
@@ -36,8 +36,6 @@ def stored_forms(artifact: Artifact) -> tuple[StoredForm, ...]:
         module, layer = _place(name.removesuffix(".weight"))
         form, values, nbytes = _form(artifact, name, header)
         found[module, form].append((layer, values, nbytes))
-    modules = dict.fromkeys(module for module, _ in found)
-    first = {module: place for place, module in enumerate(modules)}
     return tuple(
         StoredForm(
             module=module,
@@ -46,7 +44,7 @@ def stored_forms(artifact: Artifact) -> tuple[StoredForm, ...]:
             values=sum(values for _, values, _ in parts),
             nbytes=sum(nbytes for _, _, nbytes in parts),
         )
-        for (module, form), parts in sorted(found.items(), key=lambda item: first[item[0][0]])
+        for (module, form), parts in sorted(found.items(), key=lambda item: item[0][0])
     )
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from service.cli.terminal import harmless
+from service.cli.terminal import harmless, print_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,9 +33,9 @@ def show_report(report: ModelReport, console: Console) -> None:
         ("declares", _declares(report)),
     ):
         page.add_row(label, Text(harmless(value)))
-    console.print(page)
+    print_whole(page, console)
     console.print()
-    console.print(_forms(report.storage))
+    print_whole(_forms(report.storage), console)
     _show_lines("cannot be served", report.problems, "red", console)
     _show_lines("note", report.notes, "yellow", console)
 

@@ -15,6 +15,7 @@ from engine.contracts.memory import MemoryLoad
 from engine.execution import catalogue
 from service.cli.inspecting import report_as_json, show_report, show_unreadable, size_text
 from service.cli.progress import ProgressLine
+from service.cli.terminal import print_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ def models() -> None:
     """Fetch models, list what is there, explain them, predict their memory."""
 
 
-@models.command()
+@models.command(short_help="Fetch a model.")
 @click.argument("name")
 def pull(name: str) -> None:
     """Fetch NAME: an alias from `models list`, or org/name[@revision] of Hugging Face."""
@@ -45,16 +46,16 @@ def pull(name: str) -> None:
     click.echo(f"{location.name} is in {location.path}")
 
 
-@models.command(name="list")
+@models.command(name="list", short_help="List models that can be served.")
 def list_() -> None:
     """List aliases, and models from Hugging Face that are on this machine and can be served."""
     table = Table("NAME", "SIZE", "HERE", "LICENSE", "WHAT IT IS", box=None, pad_edge=False, header_style="bold")
     for entry in catalogue.list_models():
         table.add_row(*_row(entry))
-    Console(soft_wrap=True).print(table)
+    print_whole(table, Console())
 
 
-@models.command(name="inspect")
+@models.command(name="inspect", short_help="Explain a model without loading it.")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a page.")
 def inspect_(name: str, as_json: bool) -> None:
@@ -75,7 +76,7 @@ def inspect_(name: str, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-@models.command()
+@models.command(short_help="Predict the memory that a model takes here.")
 @click.argument("name")
 @click.option("--context", type=click.IntRange(min=1), help="Tokens of each generation, prompt and answer together. "
               "Default 4096, or as many as the model can hold.")  # fmt: skip
@@ -106,7 +107,7 @@ def estimate(name: str, context: int | None, rows: int, **flags: str | None) -> 
     table.add_row("free", size_text(memory.available_bytes()))
     table.add_row("fits", "yes" if found.fits else "no")
     table.add_row("longest context", f"{found.max_context_tokens} tokens")
-    Console(soft_wrap=True).print(table)
+    print_whole(table, Console())
 
 
 def _context_within(longest: int, wish: int | None) -> int:

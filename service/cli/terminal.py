@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from mlxstream import FinishReason, MlxStreamError, TextStream
 from mlxstream.v1.event_pb2 import Heartbeat
@@ -24,6 +24,8 @@ from service.cli.progress import ProgressLine
 
 # How often the server reports on a prompt that is still being read.
 PROGRESS_DELIVERY = {"heartbeat_interval": 0.25}
+# More than any row of a table holds.
+UNBOUNDED_COLUMNS = 10_000
 _SHOWN_AS_THEY_ARE = {"\n", "\t"}
 # Joiners and marks shape characters; the other invisible ones can reorder or hide what is on the screen.
 _HARMLESS_FORMAT = {"\u200c", "\u200d", "\u00ad"}
@@ -171,6 +173,16 @@ def show_as_json(stream: TextStream, output: TextIO) -> None:
             line = json.dumps(MessageToDict(response, preserving_proto_field_name=True), ensure_ascii=False)
             output.write(line + "\n")
             output.flush()
+
+
+def print_whole(picture: RenderableType, console: Console) -> None:
+    """Fit `picture` to a terminal; for a file or a program, each row is one line, without blanks at its end."""
+    if console.is_terminal:
+        console.print(picture)
+        return
+    options = console.options.update(width=UNBOUNDED_COLUMNS)
+    for line in console.render_lines(picture, options, pad=False):
+        console.file.write("".join(segment.text for segment in line).rstrip() + "\n")
 
 
 def harmless(text: str) -> str:

@@ -14,7 +14,7 @@ from rich.text import Text
 from mlxstream import MlxStreamError, UnsupportedError
 from mlxstream.v1 import admin_pb2
 from service.cli.asking import Credentials, Failure, connected, explained, is_away, server_flags
-from service.cli.terminal import harmless
+from service.cli.terminal import harmless, print_whole
 from service.cli.top_screen import History, Snapshot, screen
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def top(target: str, interval_seconds: float, once: bool, credentials: Credentia
         watcher = Watcher(client, target)
         try:
             if once or not sys.stdout.isatty():
-                console.print(watcher.look(height=MOST_GENERATIONS))
+                print_whole(watcher.look(height=MOST_GENERATIONS), console)
             else:
                 _follow(console, watcher, interval_seconds)
         except UnsupportedError:

@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mlxstream.v1 import admin_pb2
-from service.cli.terminal import harmless
+from service.cli.terminal import UNBOUNDED_COLUMNS, harmless
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 BAR_CELLS: Final = 24
 HISTORY_LENGTH: Final = 60
@@ -23,6 +23,10 @@ STALE_STEP_SECONDS: Final = 5.0
 # Lines that are there however many generations run: title, bars, rates, the table's head, the line below it.
 FIXED_LINES: Final = 12
 FEWEST_ROWS: Final = 3
+# Columns of the table of generations, and those that a narrow terminal does without, the first one first.
+_LEFT: Final = ("generation", "request", "does")
+_RIGHT: Final = ("prompt", "written", "tokens/s", "age")
+_DISPENSABLE: Final = ("request", "prompt", "age", "tokens/s")
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _PHASES: Final[Mapping[int, tuple[str, str]]] = {
     admin_pb2.GENERATION_PHASE_QUEUED: ("queued", "yellow"),
@@ -95,8 +99,27 @@ def state_of(load: admin_pb2.GetLoadResponse) -> tuple[str, str]:
     return ("working", "bold green") if load.running or load.queued else ("idle", "green")
 
 
-def gauges(load: admin_pb2.GetLoadResponse) -> Table:
-    """What is full, and how full."""
+class Fitting:
+    """Draws the first of several pictures for which there is room: what is less needed is left out, not cut."""
+
+    def __init__(self, *pictures: RenderableType) -> None:
+        """From the widest to the narrowest, which is drawn in any case."""
+        self._pictures = pictures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        unbounded = options.update(width=UNBOUNDED_COLUMNS)
+        fitting = (
+            one for one in self._pictures if console.measure(one, options=unbounded).maximum <= options.max_width
+        )
+        yield next(fitting, self._pictures[-1])
+
+
+def gauges(load: admin_pb2.GetLoadResponse) -> RenderableType:
+    """What is full, and how full; where there is little room, with shorter bars."""
+    return Fitting(*(_gauges(load, cells) for cells in (BAR_CELLS, BAR_CELLS // 2, BAR_CELLS // 4)))
+
+
+def _gauges(load: admin_pb2.GetLoadResponse, cells: int) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, used, limit, text in (
         ("rows", load.running, load.max_rows, f"{load.running} of {load.max_rows}"),
@@ -106,26 +129,31 @@ def gauges(load: admin_pb2.GetLoadResponse) -> Table:
          _of_bytes(load.prefix_cache_bytes, load.prefix_cache_limit_bytes)),
     ):  # fmt: skip
         share = min(1.0, used / limit) if limit else 0.0
-        table.add_row(Text(name, style="dim"), bar(share), Text(f"{share:4.0%}"), Text(text, style="dim"))
+        table.add_row(Text(name, style="dim"), bar(share, cells), Text(f"{share:4.0%}"), Text(text, style="dim"))
     return table
 
 
-def bar(share: float) -> Text:
+def bar(share: float, cells: int = BAR_CELLS) -> Text:
     """A bar of which `share` is filled; anything above nothing shows."""
-    cells = max(1, round(share * BAR_CELLS)) if share > 0 else 0
+    filled = max(1, round(share * cells)) if share > 0 else 0
     style = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
-    return Text.assemble(("━" * cells, style), ("─" * (BAR_CELLS - cells), "bright_black"))
+    return Text.assemble(("━" * filled, style), ("─" * (cells - filled), "bright_black"))
 
 
-def rates(load: admin_pb2.GetLoadResponse, history: History) -> Table:
-    """How fast tokens come, now and in the last moments."""
+def rates(load: admin_pb2.GetLoadResponse, history: History) -> RenderableType:
+    """How fast tokens come, now and in as many of the last moments as there is room for."""
+    return Fitting(*(_rates(load, history, moments) for moments in range(HISTORY_LENGTH, -1, -10)))
+
+
+def _rates(load: admin_pb2.GetLoadResponse, history: History, moments: int) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, rate, past, total in (
         ("writing", load.decode_tps, history.decode_tps, load.generated_tokens),
         ("reading", load.prefill_tps, history.prefill_tps, load.prefilled_tokens),
     ):
+        recent = sparkline(past[-moments:] if moments else ())
         table.add_row(
-            Text(name, style="dim"), Text(f"{rate:>9,.1f} tokens/s", style="bold"), Text(sparkline(past), style="cyan"),
+            Text(name, style="dim"), Text(f"{rate:>9,.1f} tokens/s", style="bold"), Text(recent, style="cyan"),
             Text(f"{total:,} in all", style="dim"),
         )  # fmt: skip
     return table
@@ -145,19 +173,29 @@ def generations(snapshot: Snapshot, before: Snapshot | None, rows: int) -> Rende
         return Text("no generations", style="dim")
     earlier = {} if before is None else {one.generation_id: one for one in before.generations}
     seconds = 0.0 if before is None else snapshot.at - before.at
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("generation", "request", "does"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompt", "written", "tokens/s", "age"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns: dict[str, list[RenderableType]] = {name: [] for name in (*_LEFT, *_RIGHT)}
     for one in snapshot.generations[:rows]:
         words, style = _PHASES.get(one.phase, ("?", "dim"))
-        table.add_row(
+        cells = (
             one.generation_id[:8], _request_id(one), Text(words, style=style), _prompt(one),
             f"{one.generated_tokens:,}", _rate(one, earlier.get(one.generation_id), seconds), _age(one, snapshot.now),
         )  # fmt: skip
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(cell)
+    without = [_DISPENSABLE[:count] for count in range(len(_DISPENSABLE) + 1)]
+    table = Fitting(*(_generations(columns, left_out) for left_out in without))
     left = len(snapshot.generations) - rows
     return Group(table, Text(f"and {left} more", style="dim")) if left > 0 else table
+
+
+def _generations(columns: Mapping[str, Sequence[RenderableType]], left_out: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    kept = [name for name in columns if name not in left_out]
+    for name in kept:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for cells in zip(*(columns[name] for name in kept), strict=True):
+        table.add_row(*cells)
+    return table
 
 
 def _request_id(one: admin_pb2.GenerationInfo) -> str:

@@ -81,6 +81,20 @@ def test_more_generations_than_lines_are_counted_and_the_picture_fits() -> None:
     assert len(text.splitlines()) <= 30
 
 
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(90, []), (80, ["request"]), (60, ["request"]), (45, ["request", "prompt"])]
+)
+def test_a_narrow_screen_leaves_out_columns_and_cuts_none(width: int, left_out: list[str]) -> None:
+    one = generation(1, request_id="r" * 30, generated_tokens=12_345)
+    text = shown(Snapshot(at=1.0, now=1042.0, load=LOAD, generations=[one]), width=width)
+    assert "\u2026" not in text
+    (head,) = [line.split() for line in text.splitlines() if line.startswith("generation")]
+    names = ["generation", "request", "does", "prompt", "written", "tokens/s", "age"]
+    assert head == [name for name in names if name not in left_out]
+    for part in ("12,345", "42 s", "500.0 MB of 1.0 GB", "12,345 in all"):
+        assert part in text, part
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     snapshot = Snapshot(at=1.0, now=1001.0, load=LOAD, generations=[generation(1, request_id="r" * 128)])

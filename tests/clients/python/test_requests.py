@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import mlxstream
 from mlxstream.requests import filled, generation_request
 from mlxstream.v1.delivery_pb2 import DEADLINE_POLICY_PARTIAL_RESULT, DeliveryOptions
 from mlxstream.v1.generation_pb2 import CompleteRequest, GenerateRequest
@@ -180,3 +181,9 @@ def test_delivery_takes_seconds_and_names() -> None:
     built = generation_request(CompleteRequest, "x", {}, delivery={"include_text": False}, model="m", request_id="r")
     assert built.delivery.HasField("include_text")
     assert (built.model, built.request_id) == ("m", "r")
+
+
+async def test_durable_is_no_option_of_an_answer_that_comes_at_once() -> None:
+    async with mlxstream.AsyncClient("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match=r"^durable belongs to stream"):
+            await client.generate("hi", durable=True)

@@ -31,6 +31,21 @@ def test_the_list_shows_names_sizes_and_what_is_here(monkeypatch, tmp_path):
     assert result.exit_code == 0
 
 
+def test_a_list_that_is_piped_has_one_whole_line_for_each_model(monkeypatch):
+    summary = "a model of which there is very much to say " * 5
+    entry = CatalogueEntry(name="tiny", source="alias", size_bytes=1, summary=summary.strip(), license="MIT")
+    short = CatalogueEntry(name="b", source="alias", size_bytes=1)
+    monkeypatch.setattr(catalogue, "list_models", lambda: [entry, short])
+    _, row, other = run("list").output.splitlines()
+    assert row.endswith(summary.strip())
+    assert other == other.rstrip()
+
+
+def test_the_help_page_cuts_no_summary():
+    _, commands = run("--help").output.split("Commands:")
+    assert "..." not in commands
+
+
 def test_a_pull_says_where_the_model_is_and_keeps_its_progress_off_standard_output(monkeypatch, tmp_path):
     def pull(reference, progress):
         for stage in ("waiting", "downloading", "unpacking"):
