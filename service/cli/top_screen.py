@@ -176,7 +176,7 @@ def generations(snapshot: Snapshot, before: Snapshot | None, rows: int) -> Rende
     columns: dict[str, list[RenderableType]] = {name: [] for name in (*_LEFT, *_RIGHT)}
     for one in snapshot.generations[:rows]:
         words, style = _PHASES.get(one.phase, ("?", "dim"))
-        cells = (
+        cells: tuple[RenderableType, ...] = (
             one.generation_id[:8], _request_id(one), Text(words, style=style), _prompt(one),
             f"{one.generated_tokens:,}", _rate(one, earlier.get(one.generation_id), seconds), _age(one, snapshot.now),
         )  # fmt: skip
