@@ -241,9 +241,10 @@ async def test_an_abort_that_comes_after_the_end_keeps_it_as_one_before_would_an
     assert answer.status == generation_pb2.ABORT_STATUS_NOT_RUNNING
     assert answer.stats.generated_tokens == len(WORDS)  # so that whoever asks several servers asks no other
     assert store.held == set()
-    again, error = await read_all(life.resume(generation_id, 5))
+    known = responses[:2]  # however much of the text was merged, there are so many
+    again, error = await read_all(life.resume(generation_id, known[-1].sequence))
     assert error is None
-    assert text_of([*responses[:5], *again]) == EVERYTHING
+    assert text_of([*known, *again]) == EVERYTHING
     for _ in range(2):
         await life.serving.generation.Abort(target)
     _, error = await read_all(life.resume(generation_id))
