@@ -38,7 +38,7 @@ def problem_of(target: str, service: str) -> str:
 
 def _failure(error: grpc.RpcError) -> str:
     code: grpc.StatusCode = error.code()
-    cause = str(error.details()).rpartition(": ")[2]
+    cause = str(error.details()).rpartition(": ")[2].rstrip("]")
     if code is grpc.StatusCode.NOT_FOUND:
         return "it has no such service"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -249,7 +250,17 @@ def _way_to(target: str, cause: str) -> str:
     if cause in {"Socket closed", "Connection reset by peer"}:
         return _SECURED
     listen = "" if target == DEFAULT_TARGET else f" --listen {shlex.quote(target)}"
-    return f"start one with `{command_as_invoked()} serve --model smollm2-135m{listen}`"
+    start = f"start one with `{command_as_invoked()} serve --model smollm2-135m{listen}`"
+    return start if _is_one_address(target) else f"{start}, or if one runs: {_SECURED}"
+
+
+def _is_one_address(target: str) -> bool:
+    """Whether nothing is to be looked up. A name can have several addresses, and gRPC tells of the last one alone."""
+    try:
+        ip_address(target.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return target.startswith("unix:")
+    return True
 
 
 def command_as_invoked() -> str:

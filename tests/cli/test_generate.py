@@ -19,11 +19,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from rich.console import Console
 
+from mlxstream import LocalReason, UnavailableError
+from mlxstream.errors import ErrorDetails
 from mlxstream.v1.event_pb2 import TokenChunk
 from mlxstream.v1.generation_pb2 import GenerateRequest
 from mlxstream.v1.options_pb2 import FILL_MODE_ECHO, GenerateOptions
 from mlxstream.v1.result_pb2 import FINISH_REASON_LENGTH, GeneratedToken, TokenLogprobs, TopLogprob
-from service.cli.asking import command_as_invoked
+from service.cli.asking import command_as_invoked, explained
 from service.cli.probabilities import probability_table
 from tests.cli.conftest import Run
 from tests.clients.python.scripted_server import Context, Events, ThreadedServer, abort, answer, endless
@@ -287,6 +289,24 @@ def test_the_hint_to_start_a_server_names_the_socket_that_was_asked(run: Run, tm
     assert result.exit_code == 69
     assert result.stderr.endswith(f"serve --model smollm2-135m --listen '{target}'`\n")
     assert "TLS" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "cause", "may_start", "may_want_tls"),
+    [
+        ("127.0.0.1:5", "Connection refused", True, False),
+        ("[::1]:5", "Connection refused", True, False),
+        ("a.example:5", "Connection refused", True, True),
+        ("127.0.0.1:5", "Socket closed", False, True),
+        ("unix:/s", "Connection reset by peer", False, True),
+    ],
+)
+def test_the_hint_follows_from_how_the_connection_failed(
+    target: str, cause: str, may_start: bool, may_want_tls: bool
+) -> None:
+    details = ErrorDetails(reason=LocalReason.UNREACHABLE, metadata={"target": target, "cause": cause})
+    told = explained(UnavailableError("nobody", code=grpc.StatusCode.UNAVAILABLE, details=details))
+    assert (f" --listen {target}`" in told.replace("'", ""), "--tls" in told) == (may_start, may_want_tls)
 
 
 @pytest.mark.parametrize("target", ["localhost", "http://localhost:50051", "localhost:99999", ""])
