@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import shlex
 import shutil
-import ssl
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
@@ -30,12 +28,12 @@ from mlxstream import (
     NotFoundError,
     OutOfRangeError,
     OverloadedError,
-    Tls,
     UnavailableError,
     UnsupportedError,
 )
 from mlxstream.client import DEFAULT_TARGET, DEFAULT_TIMEOUT_SECONDS
 from service.cli.canvas import CanvasView
+from service.cli.credentials import Credentials, chosen_tls, presented_token
 from service.cli.terminal import harmless, tokens
 
 EXIT_INTERRUPTED: Final = 130
@@ -63,14 +61,6 @@ _SERVER_FLAGS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """Whom to trust, and who to be."""
-
-    tls: Tls | None = None
-    token: str | None = None
-
-
 def connection_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags that say whom to ask, as whom, for which model, and for how long."""
     flagged: Callable[..., None] = _MODEL_FLAG(answer_flags(command))
@@ -96,8 +86,8 @@ def server_flags(command: Callable[..., None]) -> Callable[..., None]:
         token_file: Path | None,
         **others: Any,
     ) -> None:
-        tls = _tls(ca_file, cert_file, key_file, encrypted=encrypted)
-        command(credentials=Credentials(tls=tls, token=_token(token_file)), **others)
+        tls = chosen_tls(ca_file, cert_file, key_file, encrypted=encrypted)
+        command(credentials=Credentials(tls=tls, token=presented_token(token_file)), **others)
 
     flagged: Callable[..., None] = asking
     for flag in reversed(_SERVER_FLAGS):
@@ -117,38 +107,6 @@ def flags_as_given() -> str:
         if (name := parameter.name) in names
         and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     )
-
-
-def _tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | None, *, encrypted: bool) -> Tls | None:
-    """What the files hold, once the standard library can use them: gRPC would fail later, and in its own words."""
-    encrypted = encrypted or ca_file is not None
-    if (cert_file is None) != (key_file is None) or (cert_file is not None and not encrypted):
-        raise click.UsageError("--cert and --key come together, and need --ca or --tls")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(cadata=ca_file.read_bytes().decode("ascii"))
-        except (ssl.SSLError, ValueError):  # text that is not ASCII, and a file that is empty
-            raise click.UsageError(f"--ca {ca_file}: holds no PEM certificate") from None
-    if cert_file is not None and key_file is not None:
-        try:
-            context.load_cert_chain(cert_file, key_file, password=lambda: "")  # an encrypted key fails, and asks nobody
-        except ssl.SSLError as error:
-            why = "do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "hold no certificate and key"
-            raise click.UsageError(f"--cert {cert_file} and --key {key_file} {why}") from None
-    return Tls.from_files(ca=ca_file, certificate=cert_file, key=key_file) if encrypted else None
-
-
-def _token(token_file: Path | None) -> str | None:
-    if token_file is None:
-        return None
-    try:
-        token = token_file.read_text(encoding="ascii").strip()
-    except UnicodeDecodeError:
-        raise click.UsageError(f"--token-file {token_file}: a token is made of visible ASCII characters") from None
-    if not token:
-        raise click.UsageError(f"--token-file {token_file}: is empty")
-    return token
 
 
 class Failure(click.ClickException):

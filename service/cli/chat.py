@@ -10,7 +10,8 @@ import click
 from rich.console import Console
 
 from mlxstream import Client, MlxStreamError
-from service.cli.asking import Credentials, connected, connection_flags, explained, is_away
+from service.cli.asking import connected, connection_flags, explained, is_away
+from service.cli.credentials import Credentials
 from service.cli.option_flags import option_flags, set_options
 from service.cli.terminal import PROGRESS_DELIVERY, Terminal, harmless
 

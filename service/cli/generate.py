@@ -14,7 +14,8 @@ from rich.console import Console
 from mlxstream import Client
 from mlxstream.requests import Prompt
 from service.cli import durable_notes
-from service.cli.asking import EXIT_INTERRUPTED, Credentials, canvas_view, connected, connection_flags
+from service.cli.asking import EXIT_INTERRUPTED, canvas_view, connected, connection_flags
+from service.cli.credentials import Credentials
 from service.cli.option_flags import option_flags, set_options
 from service.cli.probabilities import probability_table
 from service.cli.terminal import PROGRESS_DELIVERY, Terminal, show_as_json

@@ -7,7 +7,8 @@ import sys
 import click
 from rich.console import Console
 
-from service.cli.asking import EXIT_INTERRUPTED, Credentials, answer_flags, connected
+from service.cli.asking import EXIT_INTERRUPTED, answer_flags, connected
+from service.cli.credentials import Credentials
 from service.cli.durable_notes import hinted, tell_how_to_go_on, told
 from service.cli.terminal import Terminal, show_as_json
 

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from mlxstream import MlxStreamError, UnsupportedError
 from mlxstream.v1 import admin_pb2
-from service.cli.asking import Credentials, Failure, connected, explained, is_away, server_flags
+from service.cli.asking import Failure, connected, explained, is_away, server_flags
+from service.cli.credentials import Credentials
 from service.cli.terminal import harmless, print_whole
 from service.cli.top_screen import History, Snapshot, screen
 
