@@ -31,8 +31,8 @@ def chosen_tls(ca_file: Path | None, cert_file: Path | None, key_file: Path | No
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_file is not None:
         try:
-            context.load_verify_locations(cadata=ca_file.read_bytes().decode("ascii"))
-        except (ssl.SSLError, ValueError):  # text that is not ASCII, and a file that is empty
+            context.load_verify_locations(cafile=ca_file)
+        except ssl.SSLError:
             raise click.UsageError(f"--ca {ca_file}: holds no PEM certificate") from None
     if cert_file is not None and key_file is not None:
         try:

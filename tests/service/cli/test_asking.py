@@ -97,6 +97,15 @@ async def test_an_authority_that_holds_no_certificate_is_named(tmp_path: Path, c
     assert f"--ca {file}: holds no PEM certificate" in result.output
 
 
+async def test_a_bundle_of_authorities_may_hold_comments_in_any_language(authority: Authority, tmp_path: Path) -> None:
+    leaf, bundle = authority.issue("asked"), tmp_path / "bundle.crt"
+    bundle.write_text(f"# R\u00e1\u00edz\n{authority.certificate.read_text()}", encoding="utf-8")
+    tls = Tls(TlsFiles(certificate=leaf.certificate, key=leaf.key))
+    async with serve(FakeEngine(), tls=tls, credentials=authority.client_credentials()) as running:
+        result = await generated(str(running.address), "--ca", bundle)
+        assert (result.exit_code, result.stdout) == (0, "Hello!\n")
+
+
 async def test_a_certificate_and_a_key_of_another_one_are_wrong_usage(authority: Authority) -> None:
     one, two = authority.issue("one"), authority.issue("two")
     result = await generated("127.0.0.1:1", "--tls", "--cert", one.certificate, "--key", two.key)
