@@ -95,9 +95,11 @@ def _require_pair(files: TlsFiles) -> None:
 
 
 def _require_authority(authority: bytes, path: Path) -> None:
+    # Comments between certificates may be in any language; within one, a replaced byte makes it unusable.
+    text = authority.decode("ascii", errors="replace").replace("\ufffd", "?")
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=authority.decode("ascii"))
-    except (ssl.SSLError, ValueError):  # text that is not ASCII, and a file that is empty
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):  # a file that is empty is a ValueError
         raise UnusableFileError(f"{path.name} holds no PEM certificates") from None
 
 

@@ -48,6 +48,15 @@ async def test_only_a_client_that_speaks_tls_and_trusts_our_authority_is_served(
         assert not tls.asks_clients
 
 
+async def test_an_authority_may_have_comments_in_any_language(authority: Authority, tmp_path: Path) -> None:
+    leaf, bundle = authority.issue("server"), tmp_path / "bundle.crt"
+    bundle.write_bytes("# Zertifizierungsstelle für Kunden — 認証局\n".encode() + authority.certificate.read_bytes())
+    tls = Tls(TlsFiles(certificate=leaf.certificate, key=leaf.key, client_ca=bundle))
+    client = authority.client_credentials(authority.issue("client", "DNS:team-a"))
+    async with serve(FakeEngine(), tls=tls, credentials=client) as running:
+        assert await outcome(running, client) is CODE.OK
+
+
 async def test_with_a_client_authority_a_client_must_present_its_certificate(
     authority: Authority, other_authority: Authority
 ) -> None:
