@@ -125,6 +125,27 @@ async def test_channelz_describes_what_it_lists_and_names_what_is_not_there() ->
         assert reason_of(refused.value) == "NOT_FOUND"
 
 
+async def test_channelz_tells_of_channels_whatever_its_schema_lacks() -> None:
+    """A channel of ours, such as that to a collector of traces, has a field that the library's schema does not know."""
+    own = [("grpc.enable_channelz", 1)]
+    async with (
+        serve(FakeEngine(), Offer(channelz=True)) as running,
+        grpc.aio.insecure_channel(str(running.address), options=own) as channel,
+    ):
+        async with asyncio.timeout(WAIT_SECONDS):
+            await channel.channel_ready()
+        assert b"maxConnectionsPerSubchannel" in cygrpc.channelz_get_top_channels(0)
+        path = f"/{CHANNELZ_SERVICE.full_name}/GetTopChannels"
+        listed = channelz_pb2.GetTopChannelsResponse.FromString(await running.channel.unary_unary(path)(b""))
+        found = next(one for one in listed.channel if one.data.target.endswith(str(running.address)))
+        path = f"/{CHANNELZ_SERVICE.full_name}/GetChannel"
+        request = channelz_pb2.GetChannelRequest(channel_id=found.ref.channel_id)
+        described = channelz_pb2.GetChannelResponse.FromString(
+            await running.channel.unary_unary(path)(request.SerializeToString())
+        )
+        assert described.channel.data.target == found.data.target
+
+
 async def test_who_connects_and_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.offer.HANDSHAKE_SECONDS", 1)
     async with serve(FakeEngine()) as running:
