@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from engine.contracts.memory import MemoryEstimate
     from engine.contracts.model import ModelInfo, RuntimeInfo
     from engine.contracts.options import OptionDefaults
+
+MOST_BYTES: Final = 2**64 - 1
 
 
 def encode_model_info(info: ModelInfo) -> model_pb2.ModelInfo:
@@ -55,13 +57,13 @@ def encode_model_summary(info: ModelInfo) -> model_pb2.ModelSummary:
 
 
 def encode_memory_estimate(estimate: MemoryEstimate) -> model_pb2.EstimateMemoryResponse:
-    """A predicted load."""
+    """A predicted load. What 64 bits cannot hold, as of billions of long rows, is told as the most that they can."""
     return model_pb2.EstimateMemoryResponse(
-        weights_bytes=estimate.weights_bytes,
-        kv_bytes=estimate.kv_bytes,
-        workspace_bytes=estimate.workspace_bytes,
-        total_bytes=estimate.total_bytes,
-        budget_bytes=estimate.budget_bytes,
+        weights_bytes=min(estimate.weights_bytes, MOST_BYTES),
+        kv_bytes=min(estimate.kv_bytes, MOST_BYTES),
+        workspace_bytes=min(estimate.workspace_bytes, MOST_BYTES),
+        total_bytes=min(estimate.total_bytes, MOST_BYTES),
+        budget_bytes=min(estimate.budget_bytes, MOST_BYTES),
         fits=estimate.fits,
         max_context_tokens=estimate.max_context_tokens,
     )

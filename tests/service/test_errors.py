@@ -69,9 +69,11 @@ CONCEALED = (contract.EngineError, contract.GraphContractError)
 
 
 def tree(root: type[contract.EngineError]) -> Iterator[type[contract.EngineError]]:
+    """The product's classes: one that another test has made may still be there."""
     yield root
     for kind in root.__subclasses__():
-        yield from tree(kind)
+        if kind.__module__.split(".")[0] in {"engine", "service"}:
+            yield from tree(kind)
 
 
 def named(value: object) -> str:

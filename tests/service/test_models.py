@@ -120,5 +120,9 @@ async def test_a_memory_estimate_counts_every_row_and_says_whether_they_fit(serv
     request = model_pb2.EstimateMemoryRequest(prompt_tokens=30, max_tokens=10, rows=3)
     answer = await serving.models.EstimateMemory(request)
     assert (answer.kv_bytes, answer.fits) == (120, False)
+    most = 2**32 - 1
+    request = model_pb2.EstimateMemoryRequest(prompt_tokens=most, max_tokens=most, rows=most)
+    answer = await serving.models.EstimateMemory(request)
+    assert (answer.kv_bytes, answer.total_bytes, answer.fits) == (2**64 - 1, 2**64 - 1, False)
     failure = await failure_of(serving.models.EstimateMemory(model_pb2.EstimateMemoryRequest(rows=0)))
     assert violated_fields(failure) == ["rows"]
