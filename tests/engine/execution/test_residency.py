@@ -170,23 +170,28 @@ async def test_rows_keep_running_while_a_model_is_read(changing, tmp_path, monke
         await running.finished()
 
 
+async def leave_while_loading(engine, monkeypatch):
+    """Ask for a load, and leave while it reads; it goes on."""
+    reading, go_on, loop, real = asyncio.Event(), threading.Event(), asyncio.get_running_loop(), mx.load
+
+    def slow(*arguments, **named):
+        loop.call_soon_threadsafe(reading.set)
+        go_on.wait(60)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr("engine.artifacts.weights.mx.load", slow)
+    load = asyncio.create_task(engine.load_model(""))
+    await asyncio.wait_for(reading.wait(), 60)
+    load.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await load
+    go_on.set()
+
+
 async def test_a_load_whose_caller_leaves_ends_and_changes_nothing(changing, tmp_path, monkeypatch):
     async with started(changing, tmp_path) as engine:
         before = engine.model
-        reading, go_on, loop, real = asyncio.Event(), threading.Event(), asyncio.get_running_loop(), mx.load
-
-        def slow(*arguments, **named):
-            loop.call_soon_threadsafe(reading.set)
-            go_on.wait(60)
-            return real(*arguments, **named)
-
-        monkeypatch.setattr("engine.artifacts.weights.mx.load", slow)
-        load = asyncio.create_task(engine.load_model(""))
-        await asyncio.wait_for(reading.wait(), 60)
-        load.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await load
-        go_on.set()
+        await leave_while_loading(engine, monkeypatch)
         await until(lambda: engine._residency._change.done())
         assert engine.model is before
         assert len(engine._thread._batches) == 1
@@ -196,20 +201,7 @@ async def test_a_load_whose_caller_leaves_is_no_fault_that_nobody_looked_at(chan
     faults = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
     async with started(changing, tmp_path) as engine:
-        reading, go_on, loop, real = asyncio.Event(), threading.Event(), asyncio.get_running_loop(), mx.load
-
-        def slow(*arguments, **named):
-            loop.call_soon_threadsafe(reading.set)
-            go_on.wait(60)
-            return real(*arguments, **named)
-
-        monkeypatch.setattr("engine.artifacts.weights.mx.load", slow)
-        load = asyncio.create_task(engine.load_model(""))
-        await asyncio.wait_for(reading.wait(), 60)
-        load.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await load
-        go_on.set()
+        await leave_while_loading(engine, monkeypatch)
         change = engine._residency._change
         await until(change.done)
         assert "exception=" in repr(change)  # asking for it would count as having looked
